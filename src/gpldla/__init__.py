@@ -1,0 +1,3 @@
+"""Few-shot classification with calibrated probabilities, in closed form."""
+
+__version__ = "0.1.0"

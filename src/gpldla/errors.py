@@ -1,0 +1,18 @@
+"""The one exception that means "the user can mend this"."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Wrong input: the message is one sentence that names the thing and the remedy.
+
+    The command line prints the message alone and exits with code 2.
+    """
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `"; did you mean 'x'?"` for the nearest known word, else a list of what is known."""
+    known = sorted(known)
+    nearest = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {nearest[0]!r}?" if nearest else f"; known are {', '.join(known)}."

@@ -1,0 +1,134 @@
+"""What every few-shot method looks like from outside, and the registry of methods."""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from gpldla.errors import UserError, did_you_mean
+
+
+class Posterior(ABC):
+    """A head adapted to a task (or to a batch of tasks)."""
+
+    @abstractmethod
+    def log_prob(self, query: Tensor) -> Tensor:
+        """Return log p(y | x, S) of each query: [..., q, d] → [..., q, n_way]."""
+
+
+class Head(nn.Module, ABC):
+    """A few-shot method: from a support set to a posterior over classifiers.
+
+    The parameters of the module are what meta-training learns beside the network.
+
+    consumes:   what `support` and `query` are. "features": [..., n, d]; "maps": feature maps
+                [..., n, channels, height, width]; "backbone": images, together with the network that
+                the head adapts (see `adapt`).
+    base_stage: the classifier that the network is trained with on the base classes before episodes start,
+                "linear" or "cosine", or None.
+    """
+
+    consumes: ClassVar[Literal["features", "maps", "backbone"]] = "features"
+    base_stage: ClassVar[Literal["linear", "cosine"] | None] = None
+
+    @abstractmethod
+    def adapt(
+        self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
+    ) -> Posterior:
+        """Adapt to support examples [..., n, d] with labels [..., n] in 0..n_way-1.
+
+        Any leading axes are a batch of episodes. Only heads that consume the "backbone" look at `backbone`;
+        without one they adapt a linear layer on plain features.
+        """
+
+    def loss(
+        self,
+        support: Tensor,
+        labels: Tensor,
+        query: Tensor,
+        query_labels: Tensor,
+        n_way: int,
+        *,
+        backbone: nn.Module | None = None,
+    ) -> Tensor:
+        """Return what meta-training minimises, a scalar.
+
+        The default is Eq. 10 as a mean: −log p(y | x, S) over the query [..., q, d], [..., q]. A method with a
+        training objective of its own, such as a marginal likelihood, overrides this.
+        """
+        log_prob = self.adapt(support, labels, n_way, backbone=backbone).log_prob(query)
+        return -log_prob.gather(-1, query_labels.unsqueeze(-1)).mean()
+
+    def scalars(self) -> dict[str, float]:
+        """Return the learned numbers worth watching during training, by name."""
+        return {}
+
+
+HeadClass = TypeVar("HeadClass", bound=type[Head])
+_HEADS: dict[str, type[Head]] = {}
+
+
+def register_head(name: str) -> Callable[[HeadClass], HeadClass]:
+    """Make a head known to `create_head` under `name`."""
+
+    def register(head: HeadClass) -> HeadClass:
+        _HEADS[name] = head
+        return head
+
+    return register
+
+
+def list_heads() -> list[str]:
+    """Return the names that `create_head` knows."""
+    return sorted(_HEADS)
+
+
+def head_options(name: str) -> dict[str, Any]:
+    """Return the options of a head with their defaults."""
+    if name not in _HEADS:
+        raise UserError(f"There is no head {name!r}{did_you_mean(name, _HEADS)}")
+    parameters = list(inspect.signature(_HEADS[name].__init__).parameters.values())[1:]
+    return {p.name: p.default for p in parameters if p.name != "feature_dim"}
+
+
+def create_head(name: str, feature_dim: int | None = None, **options: Any) -> Head:
+    """Make a head by name.
+
+    feature_dim is the number of features; only heads with parameters of that size need it.
+    """
+    known = head_options(name)
+    for option in options:
+        if option not in known:
+            raise UserError(f"Head {name!r} has no option {option!r}{did_you_mean(option, known)}")
+    return _HEADS[name](feature_dim, **options)  # type: ignore[call-arg]
+
+
+def class_one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
+    """Return the membership matrix of the support set, [..., n] → [..., n, n_way]."""
+    classes = torch.arange(n_way, device=labels.device)
+    return (labels.unsqueeze(-1) == classes).to(dtype)
+
+
+def check_episode(support: Tensor, labels: Tensor, n_way: int) -> None:
+    """Say in a sentence what is wrong with a support set; looks at values only where that is free."""
+    if n_way < 2:
+        raise UserError(f"A task needs at least 2 classes, not {n_way}.")
+    if not support.is_floating_point():
+        raise UserError(f"Support features must be floating-point numbers, not {support.dtype}.")
+    if labels.shape != support.shape[: labels.ndim] or labels.shape[-1:] == (0,):
+        raise UserError(
+            f"Support labels {tuple(labels.shape)} must match the leading axes of the support {tuple(support.shape)}"
+            " with at least one example."
+        )
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise UserError(f"Support labels must be whole numbers from 0 to {n_way - 1}, not {labels.dtype}.")
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere a look means waiting
+        lowest, highest = torch.aminmax(labels)
+        if lowest < 0 or highest >= n_way:
+            raise UserError(
+                f"Support labels run from {int(lowest)} to {int(highest)}; with n_way={n_way} they must lie in"
+                f" 0..{n_way - 1}."
+            )
