@@ -1,0 +1,72 @@
+"""What a backbone looks like from outside, and the registry of backbones."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+from torch import Tensor, nn
+
+from gpldla.errors import UserError, did_you_mean
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What images must be turned to before a backbone sees them; travels with the weights.
+
+    Images are resized to 1.15 × size on both sides, cropped at the centre, and standardised a channel.
+    """
+
+    size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def resized(self) -> int:
+        """Side of the image before the centre crop: 96 for 84, 32 for 28."""
+        return int(self.size * 1.15)
+
+
+class Backbone(nn.Module, ABC):
+    """A network from images [n, channels, size, size] to features [n, feature_dim]."""
+
+    preprocessing: ClassVar[Preprocessing]
+    feature_dim: int
+
+    @abstractmethod
+    def maps(self, images: Tensor) -> Tensor:
+        """Return the last feature maps [n, c, h, w]."""
+
+    @abstractmethod
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features [n, feature_dim]."""
+
+
+BackboneClass = TypeVar("BackboneClass", bound=type[Backbone])
+_BACKBONES: dict[str, type[Backbone]] = {}
+
+
+def register_backbone(name: str) -> Callable[[BackboneClass], BackboneClass]:
+    """Make a backbone known to `create_backbone` under `name`."""
+
+    def register(backbone: BackboneClass) -> BackboneClass:
+        _BACKBONES[name] = backbone
+        return backbone
+
+    return register
+
+
+def list_backbones() -> list[str]:
+    """Return the names that `create_backbone` knows."""
+    return sorted(_BACKBONES)
+
+
+def create_backbone(name: str) -> Backbone:
+    """Make a backbone by name, with fresh random weights."""
+    if name not in _BACKBONES:
+        raise UserError(f"There is no backbone {name!r}{did_you_mean(name, _BACKBONES)}")
+    return _BACKBONES[name]()

@@ -1,0 +1,36 @@
+"""From stored uint8 images to what a network sees: batched tensor operations, on whatever device they lie."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpldla.backbones.base import Preprocessing
+
+
+def evaluation_images(images: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """Resize, crop at the centre and standardise: uint8 [n, c, h, w] → float32 [n, c, size, size]."""
+    floats = to_float(images, preprocessing.channels)
+    side = preprocessing.resized
+    if floats.shape[-2:] != (side, side):
+        floats = F.interpolate(floats, (side, side), mode="bilinear", antialias=True, align_corners=False)
+    margin = (side - preprocessing.size) // 2
+    cropped = floats[..., margin : margin + preprocessing.size, margin : margin + preprocessing.size]
+    return standardise(cropped, preprocessing)
+
+
+def to_float(images: Tensor, channels: int) -> Tensor:
+    """Scale uint8 [n, c, h, w] to float32 in [0, 1] with the wanted number of channels."""
+    floats = images.float() / 255
+    if floats.shape[1] == channels:
+        return floats
+    if channels == 1:
+        luma = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
+        return (floats * luma).sum(1, keepdim=True)
+    return floats.expand(-1, channels, -1, -1)
+
+
+def standardise(images: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """Subtract the mean and divide by the standard deviation of each channel."""
+    mean = torch.tensor(preprocessing.mean, device=images.device).view(-1, 1, 1)
+    std = torch.tensor(preprocessing.std, device=images.device).view(-1, 1, 1)
+    return (images - mean) / std

@@ -1,0 +1,154 @@
+"""Accuracy and calibration on unseen classes: features once, then thousands of episodes in batches."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpldla.calibration import (
+    accuracy_percent,
+    apply_temperature,
+    fit_temperature,
+    negative_log_likelihood,
+    reliability,
+)
+from gpldla.data.protocols import Part, Protocol
+from gpldla.data.transforms import evaluation_images
+from gpldla.episodes import EpisodeSampler
+from gpldla.model import FewShotModel
+
+EPISODES_AT_ONCE = 100
+IMAGES_AT_ONCE = 512
+
+
+@dataclass(frozen=True)
+class Task:
+    """The shape of the episodes that a model is tested on."""
+
+    ways: int = 5
+    shots: int = 1
+    queries: int = 15
+    separate_groups: bool = False
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model said on many episodes: log_prob [E, q, ways], labels [q]."""
+
+    log_prob: Tensor
+    labels: Tensor
+
+    @property
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """All queries in one row: log_prob [E * q, ways], labels [E * q]."""
+        return self.log_prob.flatten(0, 1), self.labels.repeat(len(self.log_prob))
+
+
+class PartEvaluator:
+    """A model's view of one part: represents every image once, then answers any number of episodes."""
+
+    def __init__(self, model: FewShotModel, part: Part) -> None:
+        self.model, self.part = model.eval(), part
+        with torch.inference_mode():
+            self._represented = self._represent_all()
+
+    def _represent_all(self) -> Tensor:
+        images = self.part.images()
+        parts = []
+        for chunk in images.split(IMAGES_AT_ONCE):
+            prepared = evaluation_images(chunk.to(self.model.device), self.model.preprocessing)
+            parts.append(self.model.represent(prepared))
+        return torch.cat(parts)
+
+    @torch.inference_mode()
+    def predict(self, task: Task, *, episodes: int, seed: int, split: str) -> Predictions:
+        """Answer episodes 0 .. episodes - 1 of (seed, split)."""
+        sampler = EpisodeSampler(
+            self.part,
+            ways=task.ways,
+            shots=task.shots,
+            queries=task.queries,
+            seed=seed,
+            split=split,
+            separate_groups=task.separate_groups,
+        )
+        device = self._represented.device
+        answers = []
+        for first in range(0, episodes, EPISODES_AT_ONCE):
+            drawn = sampler.draw(first, min(EPISODES_AT_ONCE, episodes - first))
+            support = self._represented[drawn.support.to(device)]
+            query = self._represented[drawn.query.to(device)]
+            labels = drawn.labels.to(device).expand(len(support), -1)
+            answers.append(self.model.posterior(support, labels, task.ways).log_prob(query).cpu())
+        return Predictions(torch.cat(answers), drawn.query_labels.cpu())
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The measured numbers, as JSON, and the predictions they come from."""
+
+    numbers: dict[str, Any]
+    predictions: Predictions
+    val_temperature: float
+
+
+def evaluate(
+    model: FewShotModel, protocol: Protocol, task: Task, *, episodes: int = 600, repeats: int = 5, seed: int = 0
+) -> Evaluation:
+    """Measure a model on the novel classes of a protocol.
+
+    Each quantity comes three times: as predicted; with the temperature fitted on validation classes (the one
+    stored in the model where the protocol has none); and with it fitted on other episodes of the novel
+    classes, which is what the paper reports and no user can do.
+    """
+    novel = PartEvaluator(model, protocol.part("novel"))
+    seeds = list(range(seed, seed + repeats))
+    by_seed = [novel.predict(task, episodes=episodes, seed=s, split="novel") for s in seeds]
+    everything = Predictions(torch.cat([p.log_prob for p in by_seed]), by_seed[0].labels)
+
+    temperature = model.temperature
+    if "validation" in protocol.parts:
+        validation = PartEvaluator(model, protocol.part("validation"))
+        temperature = fit_temperature(
+            *validation.predict(task, episodes=episodes, seed=seed, split="validation-temperature").flat
+        )
+    paper_temperature = fit_temperature(
+        *novel.predict(task, episodes=episodes * repeats, seed=seed, split="novel-temperature").flat
+    )
+    numbers: dict[str, Any] = {
+        "dataset": protocol.name,
+        "ways": task.ways,
+        "shots": task.shots,
+        "queries": task.queries,
+        "separate_groups": task.separate_groups,
+        "episodes": episodes,
+        "repeats": repeats,
+        "seeds": seeds,
+        "temperature_val": temperature,
+        "temperature_paper": paper_temperature,
+    }
+    for suffix, t in (("", 1.0), ("_val_temperature", temperature), ("_paper_temperature", paper_temperature)):
+        numbers |= {name + suffix: value for name, value in measure(everything, repeats, t).items()}
+    return Evaluation(numbers, everything, temperature)
+
+
+def measure(predictions: Predictions, repeats: int = 1, temperature: float = 1.0) -> dict[str, float]:
+    """Return accuracy with interval, NLL and ECE; percentages but for the NLL.
+
+    interval: half of the 95 % interval of the mean over all episodes; accuracy_std: standard deviation of the
+    means of the repeats, as the paper reports.
+    """
+    log_prob = apply_temperature(predictions.log_prob, temperature)
+    accuracy = accuracy_percent(log_prob, predictions.labels)  # [E]
+    flat, labels = Predictions(log_prob, predictions.labels).flat
+    means = accuracy.view(repeats, -1).mean(1)
+    return {
+        "accuracy": accuracy.mean().item(),
+        "interval": 1.96 * accuracy.std(correction=0).item() / math.sqrt(len(accuracy)),
+        "accuracy_std": means.std(correction=0).item(),
+        "nll": negative_log_likelihood(flat, labels),
+        "ece": reliability(flat, labels).error,
+        "ece_equal_mass": reliability(flat, labels, equal_mass=True).error,
+    }

@@ -1,0 +1,64 @@
+"""Writing files so that a crash never leaves half of one, and reading back only data, never code."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialise_tensors
+from torch import Tensor
+
+from gpldla.errors import UserError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace `path` by `content` as a whole: readers see the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as readable JSON."""
+    write_atomically(path, (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file, or say in a sentence why it cannot be read."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"There is no file {path}.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not readable JSON ({error}).") from None
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], info: Mapping[str, Any] | None = None) -> None:
+    """Write tensors, and `info` as JSON in the header, to one safetensors file."""
+    # Copies, as safetensors refuses tensors that share memory.
+    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, serialise_tensors(copies, {"info": json.dumps(info or {})}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `write_tensors` wrote."""
+    if not path.is_file():
+        raise UserError(f"There is no file {path}.")
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            return tensors, json.loads((file.metadata() or {}).get("info", "{}"))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is not a readable safetensors file ({error}).") from None

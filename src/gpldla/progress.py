@@ -1,0 +1,61 @@
+"""What a person sees while training runs: a live bar on a terminal, a line now and then elsewhere."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class TrainingProgress:
+    """Shows episodes done, episodes a second, the latest numbers and the time left."""
+
+    def __init__(self, total: int, done: int, console: Console, *, enabled: bool = True) -> None:
+        self._total, self._first, self._started = total, done, time.monotonic()
+        self._console, self._enabled = console, enabled
+        self._last_line = self._started
+        self._bar: Progress | None = None
+        if enabled and console.is_terminal:
+            self._bar = Progress(
+                TextColumn("training"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TextColumn("{task.fields[numbers]}"),
+                TimeRemainingColumn(),
+                console=console,
+            )
+            self._task = self._bar.add_task("training", total=total, completed=done, rate="", numbers="")
+
+    def __enter__(self) -> "TrainingProgress":
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def update(self, done: int, numbers: dict[str, float]) -> None:
+        """Show the state after `done` episodes."""
+        if not self._enabled:
+            return
+        now = time.monotonic()
+        rate = (done - self._first) / max(now - self._started, 1e-9)
+        rate_text = f"{rate:.1f} episodes/s"
+        text = "  ".join(f"{name.replace('beta', 'β')} {value:.3g}" for name, value in numbers.items())
+        if self._bar:
+            self._bar.update(self._task, completed=done, rate=rate_text, numbers=text)
+        elif now - self._last_line >= SECONDS_BETWEEN_LINES or done == self._total:
+            self._last_line = now
+            left = (self._total - done) / max(rate, 1e-9)
+            self._console.print(f"{done}/{self._total}  {rate_text}  {text}  {left:.0f} s left", highlight=False)
+
+    def say(self, message: str) -> None:
+        """Print a line above the bar."""
+        if self._enabled:
+            self._console.print(message, highlight=False)

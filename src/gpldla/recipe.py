@@ -1,0 +1,145 @@
+"""Recipes: one flat list of settings a training, read from TOML, with the shipped ones beside this file."""
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from gpldla.errors import UserError, did_you_mean
+from gpldla.heads import head_options
+
+SHIPPED = Path(__file__).parent / "recipes"
+HEAD_OPTION = "head_"  # a key with this prefix goes to the head: head_n_samples = 10
+SCHEDULES = ("constant", "cosine", "step")
+AUGMENTATIONS = ("none", "characters")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Every setting of a training run."""
+
+    # What is trained on what
+    dataset: str = "glyphs"
+    backbone: str = "conv4s"
+    head: str = "gpldla"
+    # Episodes
+    ways: int = 5
+    shots: int = 1
+    queries: int = 16
+    separate_groups: bool = False  # support and query of a class from different groups (font families)
+    augment: str = "none"  # what happens to training images: "none" or "characters"
+    episodes: int = 60_000
+    episodes_per_update: int = 1
+    seed: int = 0
+    # Optimisation: Adam with one rate for the network and one for the head's parameters
+    learning_rate: float = 0.002
+    head_learning_rate: float = 0.005
+    schedule: str = "cosine"  # "constant", "cosine" to 0, or "step"
+    decay_every: int = 3_000  # episodes between the decays of "step"
+    decay_factor: float = 0.5
+    ema: float = 0.0  # decay of the averaged weights that are validated and kept; 0 keeps the last weights
+    precision: str = "32-true"  # as Lightning Fabric names it: "32-true", "bf16-mixed", ...
+    # Validation classes choose the weights that are kept; 0 episodes between validations means at the end only
+    validate_every: int = 1_000
+    validation_episodes: int = 200
+    validation_ways: int = 5
+    validation_shots: int = 0  # 0: as in training
+    validation_queries: int = 15
+    temperature_episodes: int = 600
+    # Reporting
+    log_every: int = 20
+    checkpoint_every: int = 1_000
+    head_options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("episodes", "episodes_per_update", "log_every", "checkpoint_every", "decay_every"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("learning_rate", "head_learning_rate", "decay_factor"):
+            _require(getattr(self, name) > 0, name, getattr(self, name), "positive")
+        for name in ("validation_episodes", "temperature_episodes"):
+            _require(getattr(self, name) >= 2, name, getattr(self, name), "at least 2")
+        _require(self.validate_every >= 0, "validate_every", self.validate_every, "0 or more")
+        _require(0 <= self.ema < 1, "ema", self.ema, "at least 0 and less than 1")
+        _require(self.schedule in SCHEDULES, "schedule", self.schedule, f"one of {', '.join(SCHEDULES)}")
+        _require(self.augment in AUGMENTATIONS, "augment", self.augment, f"one of {', '.join(AUGMENTATIONS)}")
+        known = head_options(self.head)
+        for option in self.head_options:
+            if option not in known:
+                raise UserError(f"Head {self.head!r} has no option {option!r}{did_you_mean(option, known)}")
+
+    def flat(self) -> dict[str, Any]:
+        """Return the settings as they stand in a file."""
+        settings = asdict(self)
+        options = settings.pop("head_options")
+        return settings | {HEAD_OPTION + name: value for name, value in options.items()}
+
+    def learning_rate_factor(self, episode: int) -> float:
+        """Return what the rates are multiplied with when `episode` episodes are done."""
+        if self.schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * min(1.0, episode / self.episodes)))
+        if self.schedule == "step":
+            return self.decay_factor ** (episode // self.decay_every)
+        return 1.0
+
+
+def _require(condition: bool, name: str, value: object, wanted: str) -> None:
+    if not condition:
+        raise UserError(f"Recipe setting {name} = {value!r} must be {wanted}.")
+
+
+def make_recipe(settings: Mapping[str, Any]) -> Recipe:
+    """Check a flat list of settings and make a recipe; a wrong key or type is named."""
+    types = {name: kind for name, kind in get_type_hints(Recipe).items() if name != "head_options"}
+    known, options = {}, {}
+    for key, value in settings.items():
+        if key in types:
+            known[key] = _converted(key, value, types[key])
+        elif key.startswith(HEAD_OPTION):
+            options[key.removeprefix(HEAD_OPTION)] = value
+        else:
+            raise UserError(f"There is no recipe setting {key!r}{did_you_mean(key, types)}")
+    return Recipe(**known, head_options=options)
+
+
+def _converted(key: str, value: Any, kind: type) -> Any:
+    """Accept a value of the wanted type, a whole number for a float, and nothing else."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UserError(f"Recipe setting {key} = {value!r} must be of type {kind.__name__}.")
+    return value
+
+
+def read_recipe(name_or_path: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """Read a shipped recipe by name or a TOML file by path; `overrides` win."""
+    path = Path(name_or_path)
+    if path.suffix != ".toml" and not path.is_file():
+        shipped = list_recipes()
+        if str(name_or_path) not in shipped:
+            raise UserError(f"There is no recipe {str(name_or_path)!r}{did_you_mean(str(name_or_path), shipped)}")
+        path = SHIPPED / f"{name_or_path}.toml"
+    try:
+        settings = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"There is no recipe file {path}.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not readable TOML ({error}).") from None
+    return make_recipe({**settings, **(overrides or {})})
+
+
+def list_recipes() -> list[str]:
+    """Return the names of the shipped recipes."""
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """Parse `key=value` from the command line; the value is TOML, and a bare word is a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"{text!r} is not an override; write key=value.")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
