@@ -19,8 +19,9 @@ from gpldla.data.transforms import evaluation_images
 from gpldla.episodes import EpisodeSampler
 from gpldla.model import FewShotModel
 
-EPISODES_AT_ONCE = 100
 IMAGES_AT_ONCE = 512
+# Probabilities computed at once: what fits a CPU's cache, or what fills a GPU.
+PROBABILITIES_AT_ONCE = {"cpu": 20_000, "cuda": 5_000_000}
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,10 @@ class PartEvaluator:
         )
         device = self._represented.device
         answers = []
-        for first in range(0, episodes, EPISODES_AT_ONCE):
-            drawn = sampler.draw(first, min(EPISODES_AT_ONCE, episodes - first))
+        budget = PROBABILITIES_AT_ONCE.get(device.type, PROBABILITIES_AT_ONCE["cpu"])
+        at_once = max(1, budget // (task.queries * task.ways**2))
+        for first in range(0, episodes, at_once):
+            drawn = sampler.draw(first, min(at_once, episodes - first))
             support = self._represented[drawn.support.to(device)]
             query = self._represented[drawn.query.to(device)]
             labels = drawn.labels.to(device).expand(len(support), -1)
@@ -94,44 +97,55 @@ class Evaluation:
     val_temperature: float
 
 
-def evaluate(
-    model: FewShotModel, protocol: Protocol, task: Task, *, episodes: int = 600, repeats: int = 5, seed: int = 0
-) -> Evaluation:
-    """Measure a model on the novel classes of a protocol.
+class ProtocolEvaluator:
+    """A model's view of a protocol; represents the images of each part once, for any number of tasks."""
 
-    Each quantity comes three times: as predicted; with the temperature fitted on validation classes (the one
-    stored in the model where the protocol has none); and with it fitted on other episodes of the novel
-    classes, which is what the paper reports and no user can do.
-    """
-    novel = PartEvaluator(model, protocol.part("novel"))
-    seeds = list(range(seed, seed + repeats))
-    by_seed = [novel.predict(task, episodes=episodes, seed=s, split="novel") for s in seeds]
-    everything = Predictions(torch.cat([p.log_prob for p in by_seed]), by_seed[0].labels)
+    def __init__(self, model: FewShotModel, protocol: Protocol) -> None:
+        self.model, self.protocol = model, protocol
+        self._parts: dict[str, PartEvaluator] = {}
 
-    temperature = model.temperature
-    if "validation" in protocol.parts:
-        validation = PartEvaluator(model, protocol.part("validation"))
-        temperature = fit_temperature(
-            *validation.predict(task, episodes=episodes, seed=seed, split="validation-temperature").flat
-        )
-    paper_temperature = fit_temperature(
-        *novel.predict(task, episodes=episodes * repeats, seed=seed, split="novel-temperature").flat
-    )
-    numbers: dict[str, Any] = {
-        "dataset": protocol.name,
-        "ways": task.ways,
-        "shots": task.shots,
-        "queries": task.queries,
-        "separate_groups": task.separate_groups,
-        "episodes": episodes,
-        "repeats": repeats,
-        "seeds": seeds,
-        "temperature_val": temperature,
-        "temperature_paper": paper_temperature,
-    }
-    for suffix, t in (("", 1.0), ("_val_temperature", temperature), ("_paper_temperature", paper_temperature)):
-        numbers |= {name + suffix: value for name, value in measure(everything, repeats, t).items()}
-    return Evaluation(numbers, everything, temperature)
+    def part(self, name: str) -> PartEvaluator:
+        """Return the evaluator of a part."""
+        if name not in self._parts:
+            self._parts[name] = PartEvaluator(self.model, self.protocol.part(name))
+        return self._parts[name]
+
+    def evaluate(self, task: Task, *, episodes: int = 600, repeats: int = 5, seed: int = 0) -> Evaluation:
+        """Measure the model on the novel classes.
+
+        Each quantity comes three times: as predicted; with the temperature fitted on validation classes (the
+        one stored in the model where the protocol has none); and with it fitted on other episodes of the novel
+        classes, which is what the paper reports and no user can do.
+        """
+        novel = self.part("novel")
+        seeds = list(range(seed, seed + repeats))
+        by_seed = [novel.predict(task, episodes=episodes, seed=s, split="novel") for s in seeds]
+        everything = Predictions(torch.cat([p.log_prob for p in by_seed]), by_seed[0].labels)
+
+        temperature = self.model.temperature
+        if "validation" in self.protocol.parts:
+            on_validation = self.part("validation").predict(
+                task, episodes=episodes, seed=seed, split="validation-temperature"
+            )
+            temperature = fit_temperature(*on_validation.flat)
+        on_other_novel = novel.predict(task, episodes=episodes * repeats, seed=seed, split="novel-temperature")
+        paper_temperature = fit_temperature(*on_other_novel.flat)
+
+        numbers: dict[str, Any] = {
+            "dataset": self.protocol.name,
+            "ways": task.ways,
+            "shots": task.shots,
+            "queries": task.queries,
+            "separate_groups": task.separate_groups,
+            "episodes": episodes,
+            "repeats": repeats,
+            "seeds": seeds,
+            "temperature_val": temperature,
+            "temperature_paper": paper_temperature,
+        }
+        for suffix, t in (("", 1.0), ("_val_temperature", temperature), ("_paper_temperature", paper_temperature)):
+            numbers |= {name + suffix: value for name, value in measure(everything, repeats, t).items()}
+        return Evaluation(numbers, everything, temperature)
 
 
 def measure(predictions: Predictions, repeats: int = 1, temperature: float = 1.0) -> dict[str, float]:

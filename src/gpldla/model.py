@@ -42,7 +42,8 @@ class FewShotModel(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone_name, self.head_name, self.head_options = backbone, head, dict(head_options or {})
-        self.backbone: Backbone = create_backbone(backbone)
+        # Channels last: what convolutions are fastest with, on CPUs as on GPUs.
+        self.backbone: Backbone = create_backbone(backbone).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.head: Head = create_head(head, feature_dim=self.backbone.feature_dim, **self.head_options)
         self.temperature = temperature
         self.info = dict(info or {})
@@ -54,11 +55,25 @@ class FewShotModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.parameters()).device
+        """Where the model is."""
+        return next(self.parameters(), torch.empty(0)).device  # on the CPU if it has nothing to learn
+
+    def set_head_options(self, options: dict[str, Any]) -> None:
+        """Change options of the head, such as the predictive; those that are None stay.
+
+        The learned parameters stay as they are.
+        """
+        changed = {name: value for name, value in options.items() if value is not None}
+        if changed:
+            learned = self.head.state_dict()
+            self.head_options = {**self.head_options, **changed}
+            self.head = create_head(self.head_name, self.backbone.feature_dim, **self.head_options)
+            self.head.load_state_dict(learned)
+            self.head.train(self.training)
 
     def represent(self, images: Tensor) -> Tensor:
         """Turn prepared images [n, c, h, w] to what the head consumes, float32 [n, ...]."""
+        images = images.contiguous(memory_format=torch.channels_last)
         if self.head.consumes == "features":
             return self.backbone(images).float()
         if self.head.consumes == "maps":

@@ -265,13 +265,14 @@ class _Run:
     def kept_model(self) -> FewShotModel:
         """Return the model with the weights that did best on validation classes, ready for evaluation."""
         recipe = self.recipe
-        model = FewShotModel(
-            recipe.backbone,
-            recipe.head,
-            head_options=recipe.head_options,
-            temperature=self.temperature,
-            info={"recipe": recipe.flat(), "episodes": self.done, "validation_accuracy": self.best_accuracy},
-        )
+        with _random_state_kept():  # fresh weights are drawn, then replaced
+            model = FewShotModel(
+                recipe.backbone,
+                recipe.head,
+                head_options=recipe.head_options,
+                temperature=self.temperature,
+                info={"recipe": recipe.flat(), "episodes": self.done, "validation_accuracy": self.best_accuracy},
+            )
         model.load_state_dict(self.best_weights or self._current_model().state_dict())
         return model.to(self.fabric.device).eval()
 
@@ -346,7 +347,7 @@ def _passed(done: int, every: int, step: int) -> bool:
 
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
-    """Let a look at validation classes not change the training that follows."""
+    """Let what happens inside not change the training that follows."""
     before = checkpoint.random_tensors()
     try:
         yield

@@ -1,6 +1,14 @@
 """Networks from images to features, one family a file; importing this package registers them all."""
 
-from gpldla.backbones import conv4
+from gpldla.backbones import conv4, pixels
 from gpldla.backbones.base import Backbone, Preprocessing, create_backbone, list_backbones, register_backbone
 
-__all__ = ["Backbone", "Preprocessing", "conv4", "create_backbone", "list_backbones", "register_backbone"]
+__all__ = [
+    "Backbone",
+    "Preprocessing",
+    "conv4",
+    "create_backbone",
+    "list_backbones",
+    "pixels",
+    "register_backbone",
+]

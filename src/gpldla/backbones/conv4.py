@@ -41,4 +41,5 @@ class Conv4S(Conv4):
 def _block(channels: int) -> nn.Sequential:
     convolution = nn.Conv2d(channels, FILTERS, 3, padding=1)
     nn.init.normal_(convolution.weight, std=math.sqrt(2 / (9 * FILTERS)))
-    return nn.Sequential(convolution, nn.BatchNorm2d(FILTERS), nn.ReLU(), nn.MaxPool2d(2))
+    # The ReLU after the pooling gives the same as before it, on a quarter of the values.
+    return nn.Sequential(convolution, nn.BatchNorm2d(FILTERS), nn.MaxPool2d(2), nn.ReLU(inplace=True))

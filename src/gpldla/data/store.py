@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import platformdirs
 
 from gpldla.errors import UserError
 
@@ -54,8 +54,16 @@ class ImageSet:
 
 def cache_folder(cache: str | Path | None = None) -> Path:
     """Return where packed stores live: `cache`, then GPLDLA_CACHE, then the platform's cache folder."""
-    chosen = cache or os.environ.get("GPLDLA_CACHE") or platformdirs.user_cache_dir("gpldla", appauthor=False)
-    return Path(chosen).expanduser()
+    chosen = cache or os.environ.get("GPLDLA_CACHE")
+    return Path(chosen).expanduser() if chosen else _platform_cache() / "gpldla"
+
+
+def _platform_cache() -> Path:
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def write_store(folder: Path, image_set: ImageSet, source: dict[str, Any]) -> None:
@@ -71,7 +79,7 @@ def write_store(folder: Path, image_set: ImageSet, source: dict[str, Any]) -> No
             "name": image_set.name,
             "source": source,
             "shape": list(image_set.images.shape),
-            "sha256": hashlib.sha256(np.ascontiguousarray(image_set.images)).hexdigest(),
+            "sha256": hashlib.sha256(np.ascontiguousarray(image_set.images).data).hexdigest(),
             "classes": [
                 {"name": name, "images": int(count)}
                 for name, count in zip(image_set.class_names, image_set.counts)

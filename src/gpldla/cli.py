@@ -1,0 +1,242 @@
+"""The command `gpldla`: thin, one function a command; the work is done elsewhere."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from gpldla import __version__
+from gpldla.errors import UserError
+from gpldla.memory import keep_large_buffers
+
+# Modules that load torch are imported inside the commands, so that --help answers at once.
+
+app = typer.Typer(
+    help="Few-shot classification with calibrated probabilities, in closed form.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Data sets: what there is, and what it looks like.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+# Wrong usage, such as an unknown option: click's ClickException, which newer versions of typer keep inside.
+WrongUsage: type[Exception] = typer.BadParameter.__mro__[2]
+
+messages = Console(stderr=True)
+Cache = Annotated[Path | None, typer.Option(help="Folder for packed data; default: GPLDLA_CACHE, then the platform's.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+def _announce(message: str) -> None:
+    messages.print(message, highlight=False)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gpldla {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the model and the report.")] = Path("demo"),
+    fast: Annotated[bool, typer.Option("--fast", help="A much shorter training, for a first look.")] = False,
+    cache: Cache = None,
+) -> None:
+    """Meta-train on printed letters, test on scripts never seen and on handwriting, write a report.
+
+    Needs no data and no GPU.
+
+    Example: gpldla demo -o demo
+    """
+    from gpldla.demo import run_demo
+
+    run_demo(output, fast=fast, cache=cache, console=Console())
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="Name of a shipped recipe, or a TOML file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the model; an unfinished run goes on.")],
+    episodes: Annotated[int | None, typer.Option(help="Override the recipe's number of episodes.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Override the recipe's seed.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any setting of the recipe.")
+    ] = None,
+    device: Device = "auto",
+    cache: Cache = None,
+) -> None:
+    """Meta-train a model by a recipe; the same command goes on after an interruption.
+
+    Example: gpldla train glyphs -o runs/glyphs --set shots=5 --episodes 1000
+    """
+    from gpldla.recipe import parse_override, read_recipe
+    from gpldla.training import train as run_training
+
+    overrides: dict[str, Any] = dict(parse_override(text) for text in settings or [])
+    overrides |= {k: v for k, v in (("episodes", episodes), ("seed", seed)) if v is not None}
+    result = run_training(
+        read_recipe(recipe, overrides), output, accelerator=_accelerator(device), cache=cache, console=messages
+    )
+    if not result.finished:
+        raise typer.Exit(130)
+    accuracy = result.model.info["validation_accuracy"]
+    messages.print(f"Validation accuracy {accuracy:.2f} %. The model is in {output}.", highlight=False)
+
+
+@app.command("eval")
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="Folder of a trained model.")],
+    dataset: Annotated[str | None, typer.Option(help="Default: what the model was trained on.")] = None,
+    shots: Annotated[int | None, typer.Option(help="Examples a class; default: as in training.")] = None,
+    ways: Annotated[int, typer.Option(help="Classes a task.")] = 5,
+    queries: Annotated[int, typer.Option(help="Test images a class.")] = 15,
+    episodes: Annotated[int, typer.Option(help="Episodes a repeat.")] = 600,
+    repeats: Annotated[int, typer.Option(help="Repeats with seeds SEED, SEED + 1, ...")] = 5,
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    separate_groups: Annotated[
+        bool, typer.Option("--separate-groups", help="Support and query from different groups (font families).")
+    ] = False,
+    predictive: Annotated[
+        str | None, typer.Option(help="How probabilities are computed, e.g. mc for the paper's Monte Carlo.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Monte Carlo samples.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    device: Device = "auto",
+    cache: Cache = None,
+) -> None:
+    """Measure a model on novel classes: accuracy with 95 % interval, NLL and ECE.
+
+    Example: gpldla eval runs/glyphs --dataset glyphs-digits --shots 5
+    """
+    from gpldla.data import load_protocol
+    from gpldla.evaluation import ProtocolEvaluator, Task
+    from gpldla.model import FewShotModel
+    from gpldla.report import evaluation_table
+
+    for name, value in (("--episodes", episodes), ("--repeats", repeats)):
+        if value < 1:
+            raise UserError(f"{name} must be at least 1, not {value}.")
+    loaded = FewShotModel.from_pretrained(model)
+    loaded.set_head_options({"predictive": predictive, "n_samples": samples})
+    loaded.to(_torch_device(device))
+    recipe = loaded.info.get("recipe", {})
+    dataset = dataset or recipe.get("dataset")
+    if dataset is None:
+        raise UserError(f"{model} does not say what it was trained on; name a data set with --dataset.")
+    protocol = load_protocol(dataset, cache=cache, announce=_announce)
+    task = Task(ways, shots or recipe.get("shots", 1), queries, separate_groups)
+    result = ProtocolEvaluator(loaded, protocol).evaluate(task, episodes=episodes, repeats=repeats, seed=seed)
+    numbers = {"model": str(model), "predictive": predictive or "default", **result.numbers}
+    if as_json:
+        typer.echo(json.dumps(numbers, indent=2))
+    else:
+        Console().print(evaluation_table(numbers))
+
+
+@data_app.command("list")
+def list_data(
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False, cache: Cache = None
+) -> None:
+    """List the data sets with the classes of their parts.
+
+    Example: gpldla data list
+    """
+    from gpldla.data import list_protocols, load_protocol
+    from gpldla.report import protocol_table
+
+    protocols = [load_protocol(name, cache=cache, announce=_announce) for name in list_protocols()]
+    if as_json:
+        facts = {
+            p.name: {name: {"classes": len(part.classes), "images": len(part.indices)} for name, part in p.parts.items()}
+            for p in protocols
+        }
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        Console().print(protocol_table(protocols))
+
+
+@data_app.command("prepare")
+def prepare_data(name: Annotated[str, typer.Argument(help="A data set.")], cache: Cache = None) -> None:
+    """Pack a data set into the cache folder, if it is not there yet.
+
+    Example: gpldla data prepare glyphs
+    """
+    from gpldla.data import load_protocol
+
+    protocol = load_protocol(name, cache=cache, announce=_announce)
+    for part_name, part in protocol.parts.items():
+        typer.echo(f"{name} {part_name}: {len(part.classes)} classes, {len(part.indices)} images")
+
+
+@data_app.command("show")
+def show_data(
+    name: Annotated[str, typer.Argument(help="A data set.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="PNG file; default: NAME.png.")] = None,
+    classes: Annotated[int, typer.Option(min=1, help="Classes shown, one a row.")] = 12,
+    samples: Annotated[int, typer.Option(min=1, help="Images a class.")] = 12,
+    seed: Annotated[int, typer.Option(help="Which images.")] = 0,
+    cache: Cache = None,
+) -> None:
+    """Write a contact sheet: classes down, samples across.
+
+    Example: gpldla data show glyphs -o glyphs.png
+    """
+    from gpldla.data import load_set
+    from gpldla.data.contact_sheet import contact_sheet
+
+    output = output or Path(f"{name}.png")
+    if output.suffix.lower() != ".png":
+        raise UserError(f"{output} must end in .png.")
+    sheet = contact_sheet(load_set(name, cache=cache, announce=_announce), classes=classes, samples=samples, seed=seed)
+    try:
+        sheet.save(output)
+    except OSError as error:
+        raise UserError(f"{output} cannot be written ({error}).") from None
+    typer.echo(f"Wrote {output}.")
+
+
+def _accelerator(device: str) -> str:
+    """Translate to Fabric's word."""
+    _torch_device(device)
+    return {"cuda": "cuda", "cpu": "cpu"}.get(device, "auto")
+
+
+def _torch_device(device: str) -> str:
+    import torch
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise UserError(f"There is no device {device!r}; use auto, cpu or cuda.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("There is no CUDA device here; use --device cpu.")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
+def main() -> None:
+    """Run the command line; wrong input ends with exit code 2 and one sentence."""
+    keep_large_buffers()
+    try:
+        code = app(standalone_mode=False)
+    except UserError as error:
+        print(f"gpldla: {error}", file=sys.stderr)
+        code = 2
+    except WrongUsage as error:
+        print(f"gpldla: {error.format_message()} See gpldla --help.", file=sys.stderr)  # type: ignore[attr-defined]
+        code = 2
+    except (typer.Abort, KeyboardInterrupt):
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,167 @@
+"""What people look at: tables for the terminal, plots, and the HTML report of the demo."""
+
+import base64
+import html
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from jinja2 import Environment, PackageLoader, select_autoescape
+from markupsafe import Markup
+from PIL import Image
+from rich.table import Table
+
+from gpldla.calibration import Reliability
+from gpldla.data.protocols import Protocol
+from gpldla.files import write_atomically
+
+INK, MUTED, ACCENT, SECOND, GRID = "#1d2733", "#667280", "#2a6fb0", "#d9822b", "#e3e7ec"
+
+
+# ---- tables for the terminal
+
+
+def evaluation_table(numbers: dict[str, Any]) -> Table:
+    """Show one evaluation; a row a kind of temperature."""
+    table = Table(
+        title=f"{numbers['dataset']}, {numbers['ways']}-way {numbers['shots']}-shot, novel classes,"
+        f" {numbers['repeats']} × {numbers['episodes']} episodes",
+        title_justify="left",
+    )
+    for column in ("temperature", "T", "accuracy %", "NLL", "ECE %", "ECE % (equal mass)"):
+        table.add_column(column, justify="left" if column == "temperature" else "right")
+    rows = (
+        ("none", "", 1.0),
+        ("from validation classes", "_val_temperature", numbers["temperature_val"]),
+        ("from other test episodes (as in the paper)", "_paper_temperature", numbers["temperature_paper"]),
+    )
+    for label, suffix, temperature in rows:
+        table.add_row(
+            label,
+            f"{temperature:.2f}",
+            f"{numbers['accuracy' + suffix]:.2f} ± {numbers['interval' + suffix]:.2f}",
+            f"{numbers['nll' + suffix]:.3f}",
+            f"{numbers['ece' + suffix]:.2f}",
+            f"{numbers['ece_equal_mass' + suffix]:.2f}",
+        )
+    return table
+
+
+def protocol_table(protocols: Sequence[Protocol]) -> Table:
+    """Show the parts of each data set."""
+    table = Table("data set", "part", "from")
+    for column in ("classes", "images"):
+        table.add_column(column, justify="right")
+    for protocol in protocols:
+        for name, part in protocol.parts.items():
+            table.add_row(protocol.name, name, part.image_set.name, str(len(part.classes)), f"{len(part.indices):,}")
+    return table
+
+
+# ---- plots, as SVG
+
+
+def training_plot(metrics: Sequence[dict[str, float]]) -> Markup:
+    """Loss, and accuracy in training and validation, over episodes."""
+    figure, (left, right) = _figure(1, 2, (9, 3))
+    left.plot(*_series(metrics, "loss"), color=ACCENT)
+    left.set(xlabel="episodes", ylabel="loss (−log p of the query)")
+    right.plot(*_series(metrics, "accuracy"), color=ACCENT, label="training episodes")
+    right.plot(*_series(metrics, "validation_accuracy"), "o-", color=SECOND, ms=4, label="validation script")
+    right.set(xlabel="episodes", ylabel="accuracy, %")
+    right.legend(frameon=False, loc="lower right")
+    return _svg(figure, "Loss and accuracy during training")
+
+
+def prior_plot(metrics: Sequence[dict[str, float]]) -> Markup:
+    """β and β_b over episodes."""
+    figure, (axes,) = _figure(1, 1, (4.4, 3))
+    axes.plot(*_series(metrics, "beta"), color=ACCENT, label="β, scale of the weights")
+    axes.plot(*_series(metrics, "beta_b"), color=SECOND, label="β_b, scale of the biases")
+    axes.set(xlabel="episodes", ylim=(0, None))
+    axes.legend(frameon=False)
+    return _svg(figure, "The learned prior during training")
+
+
+def reliability_plot(pairs: Sequence[tuple[str, Reliability]]) -> Markup:
+    """Reliability diagrams side by side: accuracy against confidence, and how often each confidence occurs."""
+    figure, axes = _figure(1, len(pairs), (3.6 * len(pairs), 3.4))
+    for ax, (title, bins) in zip(axes, pairs):
+        middles, width = (bins.edges[1:] + bins.edges[:-1]) / 2, np.diff(bins.edges)
+        ax.bar(middles, bins.counts / bins.counts.sum(), width * 0.9, color=GRID, label="share of queries")
+        ax.plot([0, 1], [0, 1], color=MUTED, lw=1, ls="--")
+        seen = bins.counts >= 20  # fewer say nothing about an accuracy
+        ax.plot(bins.confidence[seen], bins.accuracy[seen], "o-", color=ACCENT, ms=4, label="accuracy")
+        ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", title=f"{title}\nECE {bins.error:.1f} %", aspect="equal")
+    axes[0].set_ylabel("accuracy")
+    axes[0].legend(frameon=False, fontsize=8, loc="upper left")
+    return _svg(figure, "Reliability diagrams")
+
+
+def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
+    from matplotlib.figure import Figure  # no pyplot: it keeps global state and may want a display
+
+    figure = Figure(figsize=size, layout="constrained")
+    axes = [ax for row in figure.subplots(rows, columns, squeeze=False) for ax in row]
+    for ax in axes:
+        ax.grid(color=GRID, lw=0.8)
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.spines[["left", "bottom"]].set_color(MUTED)
+        ax.tick_params(colors=MUTED, labelsize=8)
+    return figure, axes
+
+
+def _series(metrics: Sequence[dict[str, float]], name: str) -> tuple[list[float], list[float]]:
+    rows = [row for row in metrics if name in row]
+    return [row["episode"] for row in rows], [row[name] for row in rows]
+
+
+def _svg(figure: Any, description: str) -> Markup:
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "gpldla", "svg.fonttype": "path"}):  # the same bytes every time
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(description)}"', 1))
+
+
+# ---- the HTML report
+
+
+@dataclass(frozen=True)
+class DrawnQuery:
+    """One query of a drawn episode: its picture, the truth and the probabilities of all classes."""
+
+    image: np.ndarray  # uint8 [1, h, w]
+    truth: int
+    probabilities: np.ndarray  # [ways]
+
+
+@dataclass(frozen=True)
+class DrawnEpisode:
+    """An episode to look at: a few support images a class, and some queries."""
+
+    title: str
+    class_names: list[str]
+    support: list[list[np.ndarray]]  # a class, its images
+    queries: list[DrawnQuery]
+
+
+def write_demo_report(path: Path, facts: dict[str, Any]) -> None:
+    """Fill the template with `facts` and write one self-contained file."""
+    environment = Environment(loader=PackageLoader("gpldla"), autoescape=select_autoescape(), trim_blocks=True)
+    environment.filters["picture"] = picture_uri
+    page = environment.get_template("demo.html").render(facts)
+    write_atomically(path, page.encode())
+
+
+def picture_uri(image: np.ndarray) -> str:
+    """Turn uint8 [1, h, w] to a data URI."""
+    buffer = io.BytesIO()
+    Image.fromarray(image[0]).save(buffer, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,48 @@
+"""Small data and recipes for tests."""
+
+import numpy as np
+
+from gpldla.data.protocols import Part, Protocol
+from gpldla.data.store import ImageSet, image_set_from_classes
+from gpldla.recipe import make_recipe
+
+
+def tiny_set(counts=(6, 7, 8, 9), *, size=32, groups=None, seed=0) -> ImageSet:
+    """Noise around one random picture a class, so that there is something to learn."""
+    rng = np.random.default_rng(seed)
+    images = []
+    for count in counts:
+        picture = rng.integers(0, 256, (1, 1, size, size))
+        noise = rng.integers(-40, 41, (count, 1, size, size))
+        images.append(np.clip(picture + noise, 0, 255).astype(np.uint8))
+    return image_set_from_classes("tiny", [f"class {i}" for i in range(len(counts))], images, groups)
+
+
+def whole(image_set: ImageSet) -> Part:
+    return Part(image_set, tuple(range(len(image_set.counts))))
+
+
+def tiny_protocol(*args, **options) -> Protocol:
+    """Stands in for load_protocol."""
+    parts = {name: whole(tiny_set((6, 7, 8, 9), seed=i)) for i, name in enumerate(("base", "validation", "novel"))}
+    return Protocol("tiny", parts)
+
+
+def tiny_recipe(**settings):
+    """A training of a second on `tiny_protocol`."""
+    defaults = {
+        "dataset": "glyphs",
+        "ways": 3,
+        "shots": 1,
+        "queries": 2,
+        "episodes": 12,
+        "validate_every": 4,
+        "validation_episodes": 4,
+        "validation_ways": 3,
+        "validation_queries": 3,
+        "temperature_episodes": 4,
+        "log_every": 2,
+        "checkpoint_every": 4,
+        "ema": 0.5,
+    }
+    return make_recipe({**defaults, **settings})

@@ -1,0 +1,242 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from gpldla import checkpoint, training
+from gpldla.errors import UserError
+from gpldla.heads import Head, Posterior, register_head
+from gpldla.heads import base as heads_base
+from gpldla.model import FewShotModel
+from gpldla.training import METRICS, train
+
+from .helpers import tiny_protocol, tiny_recipe
+
+
+@pytest.fixture(autouse=True, scope="module")
+def tiny_data():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "load_protocol", tiny_protocol)
+        yield
+
+
+def run(recipe, folder):
+    return train(recipe, folder, accelerator="cpu", show_progress=False)
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    return folder, run(tiny_recipe(), folder)
+
+
+def test_leaves_a_model_that_loads(finished):
+    folder, result = finished
+    assert result.finished
+    assert result.episodes == 12
+    loaded = FewShotModel.from_pretrained(folder)
+    for name, tensor in result.model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    assert loaded.temperature == result.model.temperature != 1.0
+    assert loaded.info["recipe"]["ways"] == 3
+
+
+def test_metrics_are_recorded(finished):
+    folder, _ = finished
+    rows = metrics(folder)
+    assert [row["episode"] for row in rows if "loss" in row] == [2, 4, 6, 8, 10, 12]
+    assert [row["episode"] for row in rows if "validation_accuracy" in row] == [4, 8, 12]
+    assert {"loss", "beta", "beta_b", "learning_rate"} <= rows[0].keys()
+    assert any("accuracy" in row for row in rows)
+    assert list((folder / "tensorboard").glob("events*"))
+
+
+def test_the_best_weights_are_kept(finished):
+    folder, result = finished
+    best = max(row["validation_accuracy"] for row in metrics(folder) if "validation_accuracy" in row)
+    assert result.model.info["validation_accuracy"] == best
+
+
+def test_nothing_saved_is_pickled(finished):
+    folder, _ = finished
+    saved = [p for p in folder.rglob("*") if p.is_file() and "tensorboard" not in p.parts]
+    assert {p.suffix for p in saved} == {".safetensors", ".json", ".jsonl"}
+    with safe_open(folder / checkpoint.FILE, "pt") as file:
+        names = set(file.keys())
+    for group in ("model/", "averaged/", "optimizer/", "best/", "random/"):
+        assert any(name.startswith(group) for name in names)
+
+
+def test_a_finished_run_stays_as_it_is(finished):
+    folder, result = finished
+    before = (folder / "model.safetensors").read_bytes()
+    again = run(tiny_recipe(), folder)
+    assert again.finished
+    assert again.episodes == result.episodes
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_other_settings_in_the_same_folder_are_refused(finished):
+    folder, _ = finished
+    with pytest.raises(UserError, match=r"other settings: learning_rate \(0.002, now 0.01\)"):
+        run(tiny_recipe(learning_rate=0.01), folder)
+
+
+def test_a_folder_with_a_foreign_model_is_refused(tmp_path):
+    FewShotModel("conv4s").save(tmp_path)
+    with pytest.raises(UserError, match="already holds a model"):
+        run(tiny_recipe(), tmp_path)
+
+
+@pytest.mark.parametrize("settings", [{}, {"ema": 0.0, "episodes_per_update": 2, "augment": "characters"}])
+@pytest.mark.parametrize("stop_after", [3, 4, 5])
+def test_resuming_ends_with_the_same_numbers(tmp_path, monkeypatch, settings, stop_after):
+    """Stop in the middle of everything: between logs, at a checkpoint, between validations."""
+    recipe = tiny_recipe(**settings)
+    uninterrupted = run(recipe, tmp_path / "whole")
+
+    monkeypatch.setattr(training, "stop_signals", lambda: _stop_after(stop_after))
+    part = run(recipe, tmp_path / "parts")
+    assert not part.finished
+    assert part.episodes < recipe.episodes
+    monkeypatch.undo()
+    resumed = run(recipe, tmp_path / "parts")
+
+    assert resumed.finished
+    for name, tensor in uninterrupted.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], tensor), name
+    assert resumed.model.temperature == uninterrupted.model.temperature
+    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+
+
+class _stop_after:
+    """Stands in for the signal handler: asks to stop once so many updates were done."""
+
+    def __init__(self, updates):
+        self.left = updates
+
+    def __enter__(self):
+        return self.stopped
+
+    def __exit__(self, *error):
+        return False
+
+    def stopped(self):
+        self.left -= 0.5  # the loop asks twice an update
+        return self.left < 0.6
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
+    """SIGKILL loses what came after the last checkpoint and nothing else."""
+    recipe = tiny_recipe(episodes=40, validate_every=10, checkpoint_every=10)
+    code = (
+        "from tests.helpers import tiny_protocol, tiny_recipe; from gpldla import training;"
+        "training.load_protocol = tiny_protocol;"
+        "training.train(tiny_recipe(episodes=40, validate_every=10, checkpoint_every=10),"
+        f" {str(tmp_path / 'killed')!r}, accelerator='cpu', show_progress=False)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code])
+    state = tmp_path / "killed" / checkpoint.FILE
+    deadline = time.monotonic() + 60
+    while not state.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert checkpoint.TrainingState.read(state.parent).numbers["done"] % 10 == 0
+    resumed = run(recipe, tmp_path / "killed")
+    whole = run(recipe, tmp_path / "whole")
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], tensor), name
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+    command = [sys.executable, "-m", "gpldla", "train", "demo", "-o", str(tmp_path / "run"), "--device", "cpu"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    log = tmp_path / "run" / METRICS
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on from here" in errors
+    assert "Traceback" not in errors
+    assert checkpoint.TrainingState.read(tmp_path / "run").numbers["done"] > 0
+
+
+def test_a_half_written_state_is_named(tmp_path):
+    (tmp_path / checkpoint.FILE).write_bytes(b"not tensors")
+    with pytest.raises(UserError, match="not a readable safetensors file"):
+        run(tiny_recipe(), tmp_path)
+
+
+def test_training_learns(tmp_path):
+    """A few episodes are enough to beat the untrained network by far."""
+    run(tiny_recipe(episodes=40, ways=4, queries=5, log_every=10, validate_every=0, ema=0.0), tmp_path)
+    losses = [row["loss"] for row in metrics(tmp_path) if "loss" in row]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+# ---- heads that later methods need: their own loss, feature maps, the backbone itself
+
+
+@pytest.fixture
+def passing_heads():
+    """Register heads for one test."""
+    before = dict(heads_base._HEADS)
+    yield
+    heads_base._HEADS.clear()
+    heads_base._HEADS.update(before)
+
+
+@pytest.mark.parametrize("kind", ["maps", "backbone"])
+def test_training_and_evaluation_serve_heads_of_every_kind(tmp_path, passing_heads, kind):
+    seen = []
+
+    class MapsHead(Head):
+        consumes = kind
+
+        def __init__(self, feature_dim=None):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+
+        def adapt(self, support, labels, n_way, *, backbone=None):
+            seen.append((tuple(support.shape[-3:]), backbone is not None))
+            flat = self._flat(support, backbone)
+            member = torch.nn.functional.one_hot(labels, n_way).float()
+            return _MapsPosterior(self, member.mT @ flat / member.sum(-2).unsqueeze(-1), backbone)
+
+        def _flat(self, examples, backbone):
+            if backbone is not None:
+                leading = examples.shape[:-3]
+                return backbone(examples.flatten(0, -4)).view(*leading, -1) * self.scale
+            return examples.flatten(-3) * self.scale
+
+        def loss(self, support, labels, query, query_labels, n_way, *, backbone=None):
+            log_prob = self.adapt(support, labels, n_way, backbone=backbone).log_prob(query)
+            return 2 * torch.nn.functional.nll_loss(log_prob, query_labels)
+
+    class _MapsPosterior(Posterior):
+        def __init__(self, head, means, backbone):
+            self.head, self.means, self.backbone = head, means, backbone
+
+        def log_prob(self, query):
+            return -torch.cdist(self.head._flat(query, self.backbone), self.means).log_softmax(-1)
+
+    register_head("test-kind")(MapsHead)
+    result = run(tiny_recipe(head="test-kind", ema=0.0), tmp_path)
+    assert result.finished
+    expected = ((64, 1, 1), False) if kind == "maps" else ((1, 28, 28), True)
+    assert set(seen) == {expected}
+    assert FewShotModel.from_pretrained(tmp_path).head_name == "test-kind"
