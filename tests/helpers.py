@@ -24,7 +24,9 @@ def whole(image_set: ImageSet) -> Part:
 
 def tiny_protocol(*args, **options) -> Protocol:
     """Stands in for load_protocol."""
-    parts = {name: whole(tiny_set((6, 7, 8, 9), seed=i)) for i, name in enumerate(("base", "validation", "novel"))}
+    parts = {
+        name: whole(tiny_set((6, 7, 8, 9), seed=i)) for i, name in enumerate(("base", "validation", "novel"))
+    }
     return Protocol("tiny", parts)
 
 

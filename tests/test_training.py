@@ -105,7 +105,7 @@ def test_resuming_ends_with_the_same_numbers(tmp_path, monkeypatch, settings, st
     recipe = tiny_recipe(**settings)
     uninterrupted = run(recipe, tmp_path / "whole")
 
-    monkeypatch.setattr(training, "stop_signals", lambda: _stop_after(stop_after))
+    monkeypatch.setattr(training, "stop_signals", lambda: StopAfter(stop_after))
     part = run(recipe, tmp_path / "parts")
     assert not part.finished
     assert part.episodes < recipe.episodes
@@ -119,7 +119,7 @@ def test_resuming_ends_with_the_same_numbers(tmp_path, monkeypatch, settings, st
     assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
 
 
-class _stop_after:
+class StopAfter:
     """Stands in for the signal handler: asks to stop once so many updates were done."""
 
     def __init__(self, updates):
@@ -161,7 +161,17 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
-    command = [sys.executable, "-m", "gpldla", "train", "demo", "-o", str(tmp_path / "run"), "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "gpldla",
+        "train",
+        "demo",
+        "-o",
+        str(tmp_path / "run"),
+        "--device",
+        "cpu",
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     log = tmp_path / "run" / METRICS

@@ -1,3 +1,24 @@
 """Few-shot classification with calibrated probabilities, in closed form."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+__all__ = ["FewShotClassifier", "FewShotModel", "GPLDLAClassifier", "__version__"]
+
+if TYPE_CHECKING:
+    from gpldla.estimator import GPLDLAClassifier
+    from gpldla.model import FewShotClassifier, FewShotModel
+
+_HOMES = {
+    "FewShotClassifier": "gpldla.model",
+    "FewShotModel": "gpldla.model",
+    "GPLDLAClassifier": "gpldla.estimator",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names when they are first used: torch takes seconds, `gpldla --help` should not."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -30,7 +30,9 @@ def fit_temperature(log_prob: Tensor, labels: Tensor) -> float:
     def loss(log_temperature: float) -> float:
         return negative_log_likelihood(apply_temperature(log_prob, float(np.exp(log_temperature))), labels)
 
-    best = minimize_scalar(loss, bounds=(np.log(0.05), np.log(20.0)), method="bounded", options={"xatol": 1e-4})
+    best = minimize_scalar(
+        loss, bounds=(np.log(0.05), np.log(20.0)), method="bounded", options={"xatol": 1e-4}
+    )
     return float(np.exp(best.x))
 
 
@@ -50,12 +52,16 @@ class Reliability:
         return float(100 * np.nansum(gaps * self.counts) / self.counts.sum())
 
 
-def reliability(log_prob: Tensor, labels: Tensor, *, bins: int = BINS, equal_mass: bool = False) -> Reliability:
+def reliability(
+    log_prob: Tensor, labels: Tensor, *, bins: int = BINS, equal_mass: bool = False
+) -> Reliability:
     """Bin predictions [n, C] by their top probability, in bins of equal width or of equal mass."""
     top, predicted = log_prob.exp().max(-1)
     confidence = top.double().clamp(0, 1).cpu().numpy()
     correct = (predicted == labels).double().cpu().numpy()
-    edges = np.quantile(confidence, np.linspace(0, 1, bins + 1)) if equal_mass else np.linspace(0, 1, bins + 1)
+    edges = (
+        np.quantile(confidence, np.linspace(0, 1, bins + 1)) if equal_mass else np.linspace(0, 1, bins + 1)
+    )
     # Bins are (lower, upper] as in the literature.
     place = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
     counts = np.bincount(place, minlength=bins)

@@ -28,7 +28,9 @@ app.add_typer(data_app, name="data")
 WrongUsage: type[Exception] = typer.BadParameter.__mro__[2]
 
 messages = Console(stderr=True)
-Cache = Annotated[Path | None, typer.Option(help="Folder for packed data; default: GPLDLA_CACHE, then the platform's.")]
+Cache = Annotated[
+    Path | None, typer.Option(help="Folder for packed data; default: GPLDLA_CACHE, then the platform's.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
@@ -53,7 +55,9 @@ def _options(
 
 @app.command()
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the model and the report.")] = Path("demo"),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the model and the report.")
+    ] = Path("demo"),
     fast: Annotated[bool, typer.Option("--fast", help="A much shorter training, for a first look.")] = False,
     cache: Cache = None,
 ) -> None:
@@ -71,11 +75,14 @@ def demo(
 @app.command()
 def train(
     recipe: Annotated[str, typer.Argument(help="Name of a shipped recipe, or a TOML file.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the model; an unfinished run goes on.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the model; an unfinished run goes on.")
+    ],
     episodes: Annotated[int | None, typer.Option(help="Override the recipe's number of episodes.")] = None,
     seed: Annotated[int | None, typer.Option(help="Override the recipe's seed.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any setting of the recipe.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override any setting of the recipe."),
     ] = None,
     device: Device = "auto",
     cache: Cache = None,
@@ -90,7 +97,11 @@ def train(
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or [])
     overrides |= {k: v for k, v in (("episodes", episodes), ("seed", seed)) if v is not None}
     result = run_training(
-        read_recipe(recipe, overrides), output, accelerator=_accelerator(device), cache=cache, console=messages
+        read_recipe(recipe, overrides),
+        output,
+        accelerator=_accelerator(device),
+        cache=cache,
+        console=messages,
     )
     if not result.finished:
         raise typer.Exit(130)
@@ -109,7 +120,8 @@ def evaluate(
     repeats: Annotated[int, typer.Option(help="Repeats with seeds SEED, SEED + 1, ...")] = 5,
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
     separate_groups: Annotated[
-        bool, typer.Option("--separate-groups", help="Support and query from different groups (font families).")
+        bool,
+        typer.Option("--separate-groups", help="Support and query from different groups (font families)."),
     ] = False,
     predictive: Annotated[
         str | None, typer.Option(help="How probabilities are computed, e.g. mc for the paper's Monte Carlo.")
@@ -162,7 +174,10 @@ def list_data(
     protocols = [load_protocol(name, cache=cache, announce=_announce) for name in list_protocols()]
     if as_json:
         facts = {
-            p.name: {name: {"classes": len(part.classes), "images": len(part.indices)} for name, part in p.parts.items()}
+            p.name: {
+                name: {"classes": len(part.classes), "images": len(part.indices)}
+                for name, part in p.parts.items()
+            }
             for p in protocols
         }
         typer.echo(json.dumps(facts, indent=2))
@@ -186,7 +201,9 @@ def prepare_data(name: Annotated[str, typer.Argument(help="A data set.")], cache
 @data_app.command("show")
 def show_data(
     name: Annotated[str, typer.Argument(help="A data set.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="PNG file; default: NAME.png.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="PNG file; default: NAME.png.")
+    ] = None,
     classes: Annotated[int, typer.Option(min=1, help="Classes shown, one a row.")] = 12,
     samples: Annotated[int, typer.Option(min=1, help="Images a class.")] = 12,
     seed: Annotated[int, typer.Option(help="Which images.")] = 0,
@@ -202,7 +219,9 @@ def show_data(
     output = output or Path(f"{name}.png")
     if output.suffix.lower() != ".png":
         raise UserError(f"{output} must end in .png.")
-    sheet = contact_sheet(load_set(name, cache=cache, announce=_announce), classes=classes, samples=samples, seed=seed)
+    sheet = contact_sheet(
+        load_set(name, cache=cache, announce=_announce), classes=classes, samples=samples, seed=seed
+    )
     try:
         sheet.save(output)
     except OSError as error:

@@ -50,7 +50,9 @@ def run_demo(
     started = time.monotonic()
     recipe = read_recipe("demo-fast" if fast else "demo")
     episodes = 100 if fast else 600
-    protocols = {name: load_protocol(name, cache=cache, announce=console.print) for name in ("glyphs", "glyphs-digits")}
+    protocols = {
+        name: load_protocol(name, cache=cache, announce=console.print) for name in ("glyphs", "glyphs-digits")
+    }
 
     model_folder = folder / ("model-fast" if fast else "model")
     trained = train(recipe, model_folder, accelerator="cpu", cache=cache, console=console)
@@ -83,7 +85,8 @@ def run_demo(
             "n_episodes": f"{episodes:,}",
             "results": rows,
             "reliability_plots": [
-                reliability_plot(_before_and_after(evaluations[place], SETTINGS[place][0])) for place in (0, 6)
+                reliability_plot(_before_and_after(evaluations[place], SETTINGS[place][0]))
+                for place in (0, 6)
             ],
             "episodes": [
                 _draw(ours["glyphs"], Task(5, 1, 15, True), "Unseen script, one example a letter", 0),
@@ -121,8 +124,10 @@ def _rows(
     for (label, dataset, ways, shots, separate), evaluation in zip(SETTINGS, evaluations):
         row = {"label": label, **evaluation.numbers}
         for name in ("pixels", "untrained"):
-            predictions = controls[name, dataset].part("novel").predict(
-                Task(ways, shots, 15, separate), episodes=episodes, seed=0, split="novel"
+            predictions = (
+                controls[name, dataset]
+                .part("novel")
+                .predict(Task(ways, shots, 15, separate), episodes=episodes, seed=0, split="novel")
             )
             row[name] = measure(predictions)["accuracy"]
         rows.append(row)
@@ -189,7 +194,9 @@ def _draw(evaluator: ProtocolEvaluator, task: Task, title: str, seed: int) -> Dr
     ).draw(0, 1)
     answers = evaluator.part("novel").predict(task, episodes=1, seed=seed, split="report")
     probabilities = apply_temperature(answers.log_prob[0], evaluator.model.temperature).exp().numpy()
-    shown = torch.randperm(len(drawn.query_labels), generator=torch.Generator().manual_seed(seed))[:DRAWN_QUERIES]
+    shown = torch.randperm(len(drawn.query_labels), generator=torch.Generator().manual_seed(seed))[
+        :DRAWN_QUERIES
+    ]
     return DrawnEpisode(
         title,
         [part.class_names[c] for c in drawn.classes[0].tolist()],

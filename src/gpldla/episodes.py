@@ -112,7 +112,9 @@ class EpisodeSampler:
         else:
             n_groups = self._support_groups.shape[1]
             group_keys = _mix(_mix(chosen_keys + 2) + torch.arange(n_groups, device=device))
-            group = _smallest(group_keys.masked_fill(~self._support_groups[classes], _LAST), 1)  # [E, ways, 1]
+            group = _smallest(
+                group_keys.masked_fill(~self._support_groups[classes], _LAST), 1
+            )  # [E, ways, 1]
             in_group = self._groups[classes] == group  # [E, ways, largest]
             support = _smallest(image_keys.masked_fill(~(exists & in_group), _LAST), self.shots)
             query = _smallest(image_keys.masked_fill(~exists | in_group, _LAST), self.queries)
@@ -121,9 +123,11 @@ class EpisodeSampler:
 
 
 def _groups_by_class(part: Part, shots: int, queries: int) -> tuple[Tensor, Tensor]:
-    """Return the group of each image [n_classes, largest] and which groups may be support [n_classes, n_groups]."""
+    """Return the group of each image [n_classes, largest], and which may be support [n_classes, n_groups]."""
     if part.groups is None:
-        raise UserError(f"Data set {part.image_set.name!r} has no groups of images; leave separate_groups off.")
+        raise UserError(
+            f"Data set {part.image_set.name!r} has no groups of images; leave separate_groups off."
+        )
     n_groups = int(part.groups.max()) + 1
     groups = np.full((len(part.counts), part.counts.max()), -1)
     eligible = np.zeros((len(part.counts), n_groups), dtype=bool)
@@ -147,7 +151,7 @@ def _stream(seed: int, split: str) -> int:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Scramble int64 to int64, one to one: splitmix64, whose consecutive inputs give independent-looking keys.
+    """Scramble int64 to int64, one to one: splitmix64, which turns consecutive counters into random keys.
 
     A counter-based generator needs no state, so any episode can be drawn on any device in any order.
     Multiplications wrap around; shifts are made logical by masking the sign.

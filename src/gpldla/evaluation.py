@@ -113,9 +113,9 @@ class ProtocolEvaluator:
     def evaluate(self, task: Task, *, episodes: int = 600, repeats: int = 5, seed: int = 0) -> Evaluation:
         """Measure the model on the novel classes.
 
-        Each quantity comes three times: as predicted; with the temperature fitted on validation classes (the
-        one stored in the model where the protocol has none); and with it fitted on other episodes of the novel
-        classes, which is what the paper reports and no user can do.
+        Each quantity comes three times: as predicted; with the temperature fitted on validation classes
+        (the one stored in the model where the protocol has none); and with it fitted on other episodes of
+        the novel classes, which is what the paper reports and no user can do.
         """
         novel = self.part("novel")
         seeds = list(range(seed, seed + repeats))
@@ -128,7 +128,9 @@ class ProtocolEvaluator:
                 task, episodes=episodes, seed=seed, split="validation-temperature"
             )
             temperature = fit_temperature(*on_validation.flat)
-        on_other_novel = novel.predict(task, episodes=episodes * repeats, seed=seed, split="novel-temperature")
+        on_other_novel = novel.predict(
+            task, episodes=episodes * repeats, seed=seed, split="novel-temperature"
+        )
         paper_temperature = fit_temperature(*on_other_novel.flat)
 
         numbers: dict[str, Any] = {
@@ -143,7 +145,11 @@ class ProtocolEvaluator:
             "temperature_val": temperature,
             "temperature_paper": paper_temperature,
         }
-        for suffix, t in (("", 1.0), ("_val_temperature", temperature), ("_paper_temperature", paper_temperature)):
+        for suffix, t in (
+            ("", 1.0),
+            ("_val_temperature", temperature),
+            ("_paper_temperature", paper_temperature),
+        ):
             numbers |= {name + suffix: value for name, value in measure(everything, repeats, t).items()}
         return Evaluation(numbers, everything, temperature)
 

@@ -84,7 +84,9 @@ class FewShotModel(nn.Module):
         """Adapt to represented support examples [..., n, ...] with labels [..., n]."""
         return self.head.adapt(support, labels, n_way, backbone=self._adaptable_backbone())
 
-    def forward(self, images: Tensor, labels: Tensor, query_labels: Tensor, n_way: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, images: Tensor, labels: Tensor, query_labels: Tensor, n_way: int
+    ) -> tuple[Tensor, Tensor]:
         """Return the training loss of one episode and what the head consumed.
 
         images: prepared, support first, then query [n + q, c, h, w]. BatchNorm sees them together.
@@ -108,7 +110,9 @@ class FewShotModel(nn.Module):
         self.eval()
         parts = []
         for start in range(0, len(images), batch_size):
-            stacked = torch.stack([_to_tensor(image, self.preprocessing) for image in images[start : start + batch_size]])
+            stacked = torch.stack(
+                [_to_tensor(image, self.preprocessing) for image in images[start : start + batch_size]]
+            )
             parts.append(self.represent(evaluation_images(stacked.to(self.device), self.preprocessing)))
         return torch.cat(parts)
 
@@ -157,7 +161,9 @@ class FewShotModel(nn.Module):
         try:
             model.load_state_dict(weights)
         except RuntimeError:
-            raise UserError(f"{folder / WEIGHTS} does not fit {model.backbone_name} with {model.head_name}.") from None
+            raise UserError(
+                f"{folder / WEIGHTS} does not fit {model.backbone_name} with {model.head_name}."
+            ) from None
         return model.eval()
 
 
@@ -166,13 +172,17 @@ class FewShotClassifier:
 
     def __init__(self, model: FewShotModel, support: Tensor, labels: Sequence[Any]) -> None:
         """Adapt `model` to represented support examples [n, ...] with one label each."""
-        labels = np.asarray(labels)
-        if labels.ndim != 1 or len(labels) != len(support):
-            raise UserError(f"There are {len(support)} images and {labels.size} labels; give one label an image.")
-        self.classes, codes = np.unique(labels, return_inverse=True)
+        names = np.asarray(labels)
+        if names.ndim != 1 or len(names) != len(support):
+            raise UserError(
+                f"There are {len(support)} images and {names.size} labels; give one label an image."
+            )
+        self.classes, codes = np.unique(names, return_inverse=True)
         if len(self.classes) < 2:
-            raise UserError(f"All examples are of class {self.classes[0]!r}; give examples of at least two classes.")
-        self._model, self._support, self._labels = model, support, labels
+            raise UserError(
+                f"All examples are of class {self.classes[0]!r}; give examples of at least two classes."
+            )
+        self._model, self._support, self._labels = model, support, names
         with torch.inference_mode():
             codes_tensor = torch.from_numpy(codes).to(support.device)
             self._posterior = model.posterior(support, codes_tensor, len(self.classes))

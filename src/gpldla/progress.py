@@ -53,7 +53,9 @@ class TrainingProgress:
         elif now - self._last_line >= SECONDS_BETWEEN_LINES or done == self._total:
             self._last_line = now
             left = (self._total - done) / max(rate, 1e-9)
-            self._console.print(f"{done}/{self._total}  {rate_text}  {text}  {left:.0f} s left", highlight=False)
+            self._console.print(
+                f"{done}/{self._total}  {rate_text}  {text}  {left:.0f} s left", highlight=False
+            )
 
     def say(self, message: str) -> None:
         """Print a line above the bar."""

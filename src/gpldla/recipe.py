@@ -41,7 +41,7 @@ class Recipe:
     decay_factor: float = 0.5
     ema: float = 0.0  # decay of the averaged weights that are validated and kept; 0 keeps the last weights
     precision: str = "32-true"  # as Lightning Fabric names it: "32-true", "bf16-mixed", ...
-    # Validation classes choose the weights that are kept; 0 episodes between validations means at the end only
+    # Validation classes choose the weights that are kept; validate_every = 0 looks at them once, at the end
     validate_every: int = 1_000
     validation_episodes: int = 200
     validation_ways: int = 5
@@ -118,7 +118,9 @@ def read_recipe(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
     if path.suffix != ".toml" and not path.is_file():
         shipped = list_recipes()
         if str(name_or_path) not in shipped:
-            raise UserError(f"There is no recipe {str(name_or_path)!r}{did_you_mean(str(name_or_path), shipped)}")
+            raise UserError(
+                f"There is no recipe {str(name_or_path)!r}{did_you_mean(str(name_or_path), shipped)}"
+            )
         path = SHIPPED / f"{name_or_path}.toml"
     try:
         settings = tomllib.loads(path.read_text("utf-8"))

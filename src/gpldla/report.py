@@ -58,7 +58,9 @@ def protocol_table(protocols: Sequence[Protocol]) -> Table:
         table.add_column(column, justify="right")
     for protocol in protocols:
         for name, part in protocol.parts.items():
-            table.add_row(protocol.name, name, part.image_set.name, str(len(part.classes)), f"{len(part.indices):,}")
+            table.add_row(
+                protocol.name, name, part.image_set.name, str(len(part.classes)), f"{len(part.indices):,}"
+            )
     return table
 
 
@@ -88,7 +90,7 @@ def prior_plot(metrics: Sequence[dict[str, float]]) -> Markup:
 
 
 def reliability_plot(pairs: Sequence[tuple[str, Reliability]]) -> Markup:
-    """Reliability diagrams side by side: accuracy against confidence, and how often each confidence occurs."""
+    """Reliability diagrams side by side: accuracy against confidence, and how often each occurs."""
     figure, axes = _figure(1, len(pairs), (3.6 * len(pairs), 3.4))
     for ax, (title, bins) in zip(axes, pairs):
         middles, width = (bins.edges[1:] + bins.edges[:-1]) / 2, np.diff(bins.edges)
@@ -96,7 +98,13 @@ def reliability_plot(pairs: Sequence[tuple[str, Reliability]]) -> Markup:
         ax.plot([0, 1], [0, 1], color=MUTED, lw=1, ls="--")
         seen = bins.counts >= 20  # fewer say nothing about an accuracy
         ax.plot(bins.confidence[seen], bins.accuracy[seen], "o-", color=ACCENT, ms=4, label="accuracy")
-        ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", title=f"{title}\nECE {bins.error:.1f} %", aspect="equal")
+        ax.set(
+            xlim=(0, 1),
+            ylim=(0, 1),
+            xlabel="confidence",
+            title=f"{title}\nECE {bins.error:.1f} %",
+            aspect="equal",
+        )
     axes[0].set_ylabel("accuracy")
     axes[0].legend(frameon=False, fontsize=8, loc="upper left")
     return _svg(figure, "Reliability diagrams")
@@ -123,7 +131,9 @@ def _series(metrics: Sequence[dict[str, float]], name: str) -> tuple[list[float]
 
 def _svg(figure: Any, description: str) -> Markup:
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "gpldla", "svg.fonttype": "path"}):  # the same bytes every time
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "gpldla", "svg.fonttype": "path"}
+    ):  # the same bytes every time
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
@@ -154,7 +164,9 @@ class DrawnEpisode:
 
 def write_demo_report(path: Path, facts: dict[str, Any]) -> None:
     """Fill the template with `facts` and write one self-contained file."""
-    environment = Environment(loader=PackageLoader("gpldla"), autoescape=select_autoescape(), trim_blocks=True)
+    environment = Environment(
+        loader=PackageLoader("gpldla"), autoescape=select_autoescape(), trim_blocks=True
+    )
     environment.filters["picture"] = picture_uri
     page = environment.get_template("demo.html").render(facts)
     write_atomically(path, page.encode())

@@ -157,7 +157,8 @@ class _Run:
                     progress.update(self.done, numbers)
                 last = self.done >= recipe.episodes
                 if last or (
-                    recipe.validate_every and _passed(self.done, recipe.validate_every, recipe.episodes_per_update)
+                    recipe.validate_every
+                    and _passed(self.done, recipe.validate_every, recipe.episodes_per_update)
                 ):
                     accuracy = self._validate()
                     record({"validation_accuracy": accuracy})
@@ -165,7 +166,11 @@ class _Run:
                     progress.say(f"episode {self.done}: validation accuracy {accuracy:.2f} %{best}")
                 if last:
                     self._fit_temperature()
-                if stopped() or last or _passed(self.done, recipe.checkpoint_every, recipe.episodes_per_update):
+                if (
+                    stopped()
+                    or last
+                    or _passed(self.done, recipe.checkpoint_every, recipe.episodes_per_update)
+                ):
                     self.save()
                 if stopped() and not last:
                     progress.say(f"Stopped after {self.done} episodes; the same command goes on from here.")
@@ -181,7 +186,11 @@ class _Run:
             for start in range(0, len(block.support), size):
                 chosen = slice(start, start + size)
                 yield Episodes(
-                    block.support[chosen], block.labels, block.query[chosen], block.query_labels, block.classes[chosen]
+                    block.support[chosen],
+                    block.labels,
+                    block.query[chosen],
+                    block.query_labels,
+                    block.classes[chosen],
                 )
 
     def _update(self, episodes: Episodes) -> None:
@@ -197,8 +206,8 @@ class _Run:
             loss, represented = self.wrapped(images, labels, query_labels, self.recipe.ways)
             if not torch.isfinite(loss):
                 raise UserError(
-                    f"The loss is not a number any more after {self.done} episodes; use a smaller learning_rate"
-                    " or another precision."
+                    f"The loss is not a number any more after {self.done} episodes;"
+                    " use a smaller learning_rate or another precision."
                 )
             self.fabric.backward(loss / len(episodes.support))
             self.window.add("loss", loss.item())
@@ -260,7 +269,7 @@ class _Run:
         )
 
     def _current_model(self) -> FewShotModel:
-        return self.model if self.averaged is None else self.averaged.module
+        return self.model if self.averaged is None else self.averaged.module  # type: ignore[return-value]
 
     def kept_model(self) -> FewShotModel:
         """Return the model with the weights that did best on validation classes, ready for evaluation."""
@@ -271,7 +280,11 @@ class _Run:
                 recipe.head,
                 head_options=recipe.head_options,
                 temperature=self.temperature,
-                info={"recipe": recipe.flat(), "episodes": self.done, "validation_accuracy": self.best_accuracy},
+                info={
+                    "recipe": recipe.flat(),
+                    "episodes": self.done,
+                    "validation_accuracy": self.best_accuracy,
+                },
             )
         model.load_state_dict(self.best_weights or self._current_model().state_dict())
         return model.to(self.fabric.device).eval()

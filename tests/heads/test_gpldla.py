@@ -168,7 +168,7 @@ def test_gradients_are_right(shots, training):
             return torch.func.functional_call(module, named, (support, query))
 
     inputs = [t.detach().clone().requires_grad_() for t in (support, query, head.log_beta, head.log_beta_b)]
-    # The integration limits of the quadrature are constants for the gradient; its value hardly moves with them.
+    # The limits of the quadrature are constants for the gradient; its value hardly moves with them.
     assert torch.autograd.gradcheck(loss, inputs, atol=1e-6 if training else 2e-4)
 
 

@@ -19,7 +19,14 @@ def augment_characters(images: Tensor) -> Tensor:
     scale_x, scale_y = uniform(0.8, 1.25), uniform(0.8, 1.25)
     cos, sin = torch.cos(angle), torch.sin(angle)
     backward = torch.stack(
-        [cos / scale_x, (shear - sin) / scale_y, uniform(-0.1, 0.1), sin / scale_x, cos / scale_y, uniform(-0.1, 0.1)],
+        [
+            cos / scale_x,
+            (shear - sin) / scale_y,
+            uniform(-0.1, 0.1),
+            sin / scale_x,
+            cos / scale_y,
+            uniform(-0.1, 0.1),
+        ],
         dim=1,
     ).view(n, 2, 3)
     grid = F.affine_grid(backward, list(images.shape), align_corners=False)

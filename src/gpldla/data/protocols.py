@@ -61,7 +61,9 @@ class Protocol:
         """Return a part, or say that the protocol has none of that name."""
         if name not in self.parts:
             have = " and ".join(self.parts)
-            raise UserError(f"Data set {self.name!r} has no {name} classes, only {have}; choose another data set.")
+            raise UserError(
+                f"Data set {self.name!r} has no {name} classes, only {have}; choose another data set."
+            )
         return self.parts[name]
 
 
@@ -73,7 +75,9 @@ def _all_novel(image_set: ImageSet) -> dict[str, Part]:
 
 
 def _by_script(image_set: ImageSet) -> dict[str, Part]:
-    return {name: Part(image_set, tuple(classes)) for name, classes in glyphs.classes_of_part(image_set).items()}
+    return {
+        name: Part(image_set, tuple(classes)) for name, classes in glyphs.classes_of_part(image_set).items()
+    }
 
 
 _SETS = {"glyphs": glyphs, "digits": digits}
@@ -111,4 +115,6 @@ def load_protocol(
     """Open a protocol by name; prepares its data sets first where needed, and announces that."""
     if name not in _PROTOCOLS:
         raise UserError(f"There is no data set {name!r}{did_you_mean(name, _PROTOCOLS)}")
-    return Protocol(name, _PROTOCOLS[name](lambda set_name: load_set(set_name, cache=cache, announce=announce)))
+    return Protocol(
+        name, _PROTOCOLS[name](lambda set_name: load_set(set_name, cache=cache, announce=announce))
+    )

@@ -56,8 +56,8 @@ class Head(nn.Module, ABC):
     ) -> Tensor:
         """Return what meta-training minimises, a scalar.
 
-        The default is Eq. 10 as a mean: −log p(y | x, S) over the query [..., q, d], [..., q]. A method with a
-        training objective of its own, such as a marginal likelihood, overrides this.
+        The default is Eq. 10 as a mean: −log p(y | x, S) over the query [..., q, d], [..., q]. A method with
+        a training objective of its own, such as a marginal likelihood, overrides this.
         """
         log_prob = self.adapt(support, labels, n_way, backbone=backbone).log_prob(query)
         return -log_prob.gather(-1, query_labels.unsqueeze(-1)).mean()
@@ -103,7 +103,7 @@ def create_head(name: str, feature_dim: int | None = None, **options: Any) -> He
     for option in options:
         if option not in known:
             raise UserError(f"Head {name!r} has no option {option!r}{did_you_mean(option, known)}")
-    return _HEADS[name](feature_dim, **options)  # type: ignore[call-arg]
+    return _HEADS[name](feature_dim, **options)
 
 
 def class_one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
@@ -120,8 +120,8 @@ def check_episode(support: Tensor, labels: Tensor, n_way: int) -> None:
         raise UserError(f"Support features must be floating-point numbers, not {support.dtype}.")
     if labels.shape != support.shape[: labels.ndim] or labels.shape[-1:] == (0,):
         raise UserError(
-            f"Support labels {tuple(labels.shape)} must match the leading axes of the support {tuple(support.shape)}"
-            " with at least one example."
+            f"Support labels {tuple(labels.shape)} must match the leading axes of the support"
+            f" {tuple(support.shape)} with at least one example."
         )
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise UserError(f"Support labels must be whole numbers from 0 to {n_way - 1}, not {labels.dtype}.")
@@ -129,6 +129,6 @@ def check_episode(support: Tensor, labels: Tensor, n_way: int) -> None:
         lowest, highest = torch.aminmax(labels)
         if lowest < 0 or highest >= n_way:
             raise UserError(
-                f"Support labels run from {int(lowest)} to {int(highest)}; with n_way={n_way} they must lie in"
-                f" 0..{n_way - 1}."
+                f"Support labels run from {int(lowest)} to {int(highest)}; with n_way={n_way} they must lie"
+                f" in 0..{n_way - 1}."
             )

@@ -1,0 +1,40 @@
+# Two commands for a newcomer: `make demo` and `make test`. Each sets up what it needs in .venv first.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help demo test test-long lint format clean
+
+help: ## show this list
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
+
+demo: .venv/demo-ready ## meta-train on embedded data, test on unseen classes, write demo/report.html
+	$(BIN)/gpldla demo -o demo
+
+test: lint ## lint, check types and run the tests
+	$(BIN)/pytest -n 2 -m "not long"
+
+test-long: .venv/dev-ready ## the slower tests as well
+	$(BIN)/pytest -n 2
+
+lint: .venv/dev-ready ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/dev-ready ## let ruff rewrite the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# constraints.txt pins the versions that the tests have seen; pyproject.toml says what is allowed.
+.venv/demo-ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	touch $@
+
+.venv/dev-ready: .venv/demo-ready
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean: ## remove the set-up and what the demo wrote
+	rm -rf .venv demo
