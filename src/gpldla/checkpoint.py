@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpldla.errors import UserError
 from gpldla.files import read_tensors, write_tensors
 
 FILE = "training-state.safetensors"
@@ -28,6 +29,8 @@ class TrainingState:
     def read(cls, folder: Path) -> "TrainingState":
         """Read the state that `write` left."""
         flat, numbers = read_tensors(folder / FILE)
+        if "recipe" not in numbers:
+            raise UserError(f"{folder / FILE} is not the state of a training; choose another folder.")
         tensors: dict[str, dict[str, Tensor]] = {}
         for full_name, tensor in flat.items():
             group, _, name = full_name.partition("/")

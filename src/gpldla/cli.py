@@ -10,7 +10,8 @@ from rich.console import Console
 
 from gpldla import __version__
 from gpldla.errors import UserError
-from gpldla.memory import keep_large_buffers
+from gpldla.process import prepare_process
+from gpldla.progress import say
 
 # Modules that load torch are imported inside the commands, so that --help answers at once.
 
@@ -35,7 +36,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
 def _announce(message: str) -> None:
-    messages.print(message, highlight=False)
+    say(messages, message)
 
 
 def _show_version(wanted: bool) -> None:
@@ -59,6 +60,7 @@ def demo(
         Path, typer.Option("--output", "-o", help="Folder for the model and the report.")
     ] = Path("demo"),
     fast: Annotated[bool, typer.Option("--fast", help="A much shorter training, for a first look.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of training and test episodes.")] = 0,
     cache: Cache = None,
 ) -> None:
     """Meta-train on printed letters, test on scripts never seen and on handwriting, write a report.
@@ -69,7 +71,7 @@ def demo(
     """
     from gpldla.demo import run_demo
 
-    run_demo(output, fast=fast, cache=cache, console=Console())
+    run_demo(output, fast=fast, seed=seed, cache=cache, console=Console())
 
 
 @app.command()
@@ -106,7 +108,7 @@ def train(
     if not result.finished:
         raise typer.Exit(130)
     accuracy = result.model.info["validation_accuracy"]
-    messages.print(f"Validation accuracy {accuracy:.2f} %. The model is in {output}.", highlight=False)
+    say(messages, f"Validation accuracy {accuracy:.2f} %. The model is in {output}.")
 
 
 @app.command("eval")
@@ -151,7 +153,7 @@ def evaluate(
     if dataset is None:
         raise UserError(f"{model} does not say what it was trained on; name a data set with --dataset.")
     protocol = load_protocol(dataset, cache=cache, announce=_announce)
-    task = Task(ways, shots or recipe.get("shots", 1), queries, separate_groups)
+    task = Task(ways, recipe.get("shots", 1) if shots is None else shots, queries, separate_groups)
     result = ProtocolEvaluator(loaded, protocol).evaluate(task, episodes=episodes, repeats=repeats, seed=seed)
     numbers = {"model": str(model), "predictive": predictive or "default", **result.numbers}
     if as_json:
@@ -205,8 +207,8 @@ def show_data(
         Path | None, typer.Option("--output", "-o", help="PNG file; default: NAME.png.")
     ] = None,
     classes: Annotated[int, typer.Option(min=1, help="Classes shown, one a row.")] = 12,
-    samples: Annotated[int, typer.Option(min=1, help="Images a class.")] = 12,
-    seed: Annotated[int, typer.Option(help="Which images.")] = 0,
+    samples: Annotated[int, typer.Option(min=1, max=100, help="Images a class.")] = 12,
+    seed: Annotated[int, typer.Option(min=0, help="Which images.")] = 0,
     cache: Cache = None,
 ) -> None:
     """Write a contact sheet: classes down, samples across.
@@ -247,14 +249,17 @@ def _torch_device(device: str) -> str:
 
 def main() -> None:
     """Run the command line; wrong input ends with exit code 2 and one sentence."""
-    keep_large_buffers()
+    prepare_process()
     try:
         code = app(standalone_mode=False)
     except UserError as error:
         print(f"gpldla: {error}", file=sys.stderr)
         code = 2
     except WrongUsage as error:
-        print(f"gpldla: {error.format_message()} See gpldla --help.", file=sys.stderr)  # type: ignore[attr-defined]
+        message = error.format_message()  # type: ignore[attr-defined]
+        if "\n" not in message:  # else no command was given, and it is the help itself
+            message = f"gpldla: {message}{'' if message[-1:] in '.?' else '.'} See gpldla --help."
+        print(message, file=sys.stderr)
         code = 2
     except (typer.Abort, KeyboardInterrupt):
         code = 130

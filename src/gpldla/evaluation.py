@@ -19,8 +19,8 @@ from gpldla.data.transforms import evaluation_images
 from gpldla.episodes import EpisodeSampler
 from gpldla.model import FewShotModel
 
-IMAGES_AT_ONCE = 512
-# Probabilities computed at once: what fits a CPU's cache, or what fills a GPU.
+# How much is computed at once: what suits a CPU's caches, or what fills a GPU.
+IMAGES_AT_ONCE = {"cpu": 128, "cuda": 2_048}
 PROBABILITIES_AT_ONCE = {"cpu": 20_000, "cuda": 5_000_000}
 
 
@@ -32,6 +32,18 @@ class Task:
     shots: int = 1
     queries: int = 15
     separate_groups: bool = False
+
+    def sampler(self, part: Part, *, seed: int, split: str) -> EpisodeSampler:
+        """Return what draws such episodes from a part."""
+        return EpisodeSampler(
+            part,
+            ways=self.ways,
+            shots=self.shots,
+            queries=self.queries,
+            seed=seed,
+            split=split,
+            separate_groups=self.separate_groups,
+        )
 
 
 @dataclass(frozen=True)
@@ -58,34 +70,31 @@ class PartEvaluator:
     def _represent_all(self) -> Tensor:
         images = self.part.images()
         parts = []
-        for chunk in images.split(IMAGES_AT_ONCE):
+        for chunk in images.split(_limit(IMAGES_AT_ONCE, self.model.device)):
             prepared = evaluation_images(chunk.to(self.model.device), self.model.preprocessing)
             parts.append(self.model.represent(prepared))
         return torch.cat(parts)
 
     @torch.inference_mode()
     def predict(self, task: Task, *, episodes: int, seed: int, split: str) -> Predictions:
-        """Answer episodes 0 .. episodes - 1 of (seed, split)."""
-        sampler = EpisodeSampler(
-            self.part,
-            ways=task.ways,
-            shots=task.shots,
-            queries=task.queries,
-            seed=seed,
-            split=split,
-            separate_groups=task.separate_groups,
-        )
+        """Answer episodes 0 .. episodes - 1 of (seed, split); Monte Carlo draws follow `seed` too."""
+        sampler = task.sampler(self.part, seed=seed, split=split)
         device = self._represented.device
         answers = []
-        budget = PROBABILITIES_AT_ONCE.get(device.type, PROBABILITIES_AT_ONCE["cpu"])
-        at_once = max(1, budget // (task.queries * task.ways**2))
-        for first in range(0, episodes, at_once):
-            drawn = sampler.draw(first, min(at_once, episodes - first))
-            support = self._represented[drawn.support.to(device)]
-            query = self._represented[drawn.query.to(device)]
-            labels = drawn.labels.to(device).expand(len(support), -1)
-            answers.append(self.model.posterior(support, labels, task.ways).log_prob(query).cpu())
+        at_once = max(1, _limit(PROBABILITIES_AT_ONCE, device) // (task.queries * task.ways**2))
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            torch.manual_seed(seed)
+            for first in range(0, episodes, at_once):
+                drawn = sampler.draw(first, min(at_once, episodes - first))
+                support = self._represented[drawn.support.to(device)]
+                query = self._represented[drawn.query.to(device)]
+                labels = drawn.labels.to(device).expand(len(support), -1)
+                answers.append(self.model.posterior(support, labels, task.ways).log_prob(query).cpu())
         return Predictions(torch.cat(answers), drawn.query_labels.cpu())
+
+
+def _limit(limits: dict[str, int], device: torch.device) -> int:
+    return limits.get(device.type, limits["cpu"])
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,18 @@ from torch import Tensor
 from gpldla.errors import UserError
 
 
+def check_writable(folder: Path) -> None:
+    """Say in a sentence why files cannot be written to `folder`, which need not exist yet."""
+    try:
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        usable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to ({error}); choose another folder.") from None
+    if not usable:
+        reason = "is not writable" if nearest.is_dir() else "is not a folder"
+        raise UserError(f"{folder} cannot be written to ({nearest} {reason}); choose another folder.")
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content` as a whole: readers see the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)

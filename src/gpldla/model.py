@@ -1,5 +1,6 @@
 """FewShotModel: backbone, head and preprocessing as one thing to train, save, load and adapt."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -65,11 +66,10 @@ class FewShotModel(nn.Module):
         """
         changed = {name: value for name, value in options.items() if value is not None}
         if changed:
-            learned = self.head.state_dict()
-            self.head_options = {**self.head_options, **changed}
-            self.head = create_head(self.head_name, self.backbone.feature_dim, **self.head_options)
-            self.head.load_state_dict(learned)
-            self.head.train(self.training)
+            all_options = {**self.head_options, **changed}
+            head = create_head(self.head_name, self.backbone.feature_dim, **all_options)
+            head.load_state_dict(self.head.state_dict())
+            self.head_options, self.head = all_options, head.to(self.device).train(self.training)
 
     def represent(self, images: Tensor) -> Tensor:
         """Turn prepared images [n, c, h, w] to what the head consumes, float32 [n, ...]."""
@@ -117,7 +117,7 @@ class FewShotModel(nn.Module):
         return torch.cat(parts)
 
     def adapt(self, images: Sequence[ImageLike], labels: Sequence[Any]) -> "FewShotClassifier":
-        """Make a classifier from a few labelled pictures; labels may be of any type that sorts."""
+        """Make a classifier from a few labelled pictures; labels may be of any type."""
         return FewShotClassifier(self, self.embed(_non_empty(images)), labels)
 
     def config(self) -> dict[str, Any]:
@@ -155,8 +155,14 @@ class FewShotModel(nn.Module):
                 temperature=float(config["temperature"]),
                 info=config["info"],
             )
-        except (KeyError, TypeError) as error:
+        except UserError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{folder / CONFIG} is not a whole model configuration ({error!r}).") from None
+        if not 0 < model.temperature < math.inf:
+            raise UserError(
+                f"{folder / CONFIG} has the temperature {model.temperature}; it must be positive."
+            )
         weights, _ = read_tensors(folder / WEIGHTS)
         try:
             model.load_state_dict(weights)
@@ -171,21 +177,26 @@ class FewShotClassifier:
     """A FewShotModel adapted to a task."""
 
     def __init__(self, model: FewShotModel, support: Tensor, labels: Sequence[Any]) -> None:
-        """Adapt `model` to represented support examples [n, ...] with one label each."""
-        names = np.asarray(labels)
-        if names.ndim != 1 or len(names) != len(support):
+        """Adapt `model` to represented support examples [n, ...] with one label each.
+
+        `classes` are sorted where labels can be compared, else in the order in which they come.
+        """
+        listed = _list_of_labels(labels)
+        if len(listed) != len(support):
             raise UserError(
-                f"There are {len(support)} images and {names.size} labels; give one label an image."
+                f"There are {len(support)} images and {len(listed)} labels; give one label an image."
             )
-        self.classes, codes = np.unique(names, return_inverse=True)
-        if len(self.classes) < 2:
+        classes = _distinct(listed)
+        if len(classes) < 2:
             raise UserError(
-                f"All examples are of class {self.classes[0]!r}; give examples of at least two classes."
+                f"All examples are of class {classes[0]!r}; give examples of at least two classes."
             )
-        self._model, self._support, self._labels = model, support, names
+        self.classes = _label_array(classes)
+        self._model, self._support, self._labels = model, support, listed
+        number_of = {label: number for number, label in enumerate(classes)}
         with torch.inference_mode():
-            codes_tensor = torch.from_numpy(codes).to(support.device)
-            self._posterior = model.posterior(support, codes_tensor, len(self.classes))
+            numbers = torch.tensor([number_of[label] for label in listed], device=support.device)
+            self._posterior = model.posterior(support, numbers, len(classes))
 
     def predict_proba(self, images: Sequence[ImageLike]) -> np.ndarray:
         """Return p(class | image), [n, n_classes] in the order of `classes`, with the model's temperature."""
@@ -200,7 +211,7 @@ class FewShotClassifier:
     def add(self, images: Sequence[ImageLike], labels: Sequence[Any]) -> "FewShotClassifier":
         """Return a classifier that has seen these examples, of known or new classes, as well."""
         support = torch.cat([self._support, self._model.embed(_non_empty(images))])
-        return FewShotClassifier(self._model, support, [*self._labels.tolist(), *labels])
+        return FewShotClassifier(self._model, support, [*self._labels, *_list_of_labels(labels)])
 
 
 def _non_empty(images: Sequence[ImageLike]) -> Sequence[ImageLike]:
@@ -211,23 +222,75 @@ def _non_empty(images: Sequence[ImageLike]) -> Sequence[ImageLike]:
     return images
 
 
+def _list_of_labels(labels: Sequence[Any]) -> list[Any]:
+    """Return labels as plain Python values."""
+    listed = labels.tolist() if hasattr(labels, "tolist") else labels
+    if isinstance(listed, str) or not isinstance(listed, Sequence):
+        raise UserError("Give a list of labels, not a single one.")
+    return [label.item() if isinstance(label, np.generic) else label for label in listed]
+
+
+def _distinct(labels: list[Any]) -> list[Any]:
+    try:
+        distinct = dict.fromkeys(labels)
+    except TypeError:
+        raise UserError("Labels must be values such as strings, numbers or tuples, one an image.") from None
+    try:
+        return sorted(distinct)
+    except TypeError:  # such as a string and a number
+        return list(distinct)
+
+
+def _label_array(labels: list[Any]) -> np.ndarray:
+    """Return strings or numbers as an array of those, anything else as an array of objects."""
+    kinds = {type(label) for label in labels}
+    if len(kinds) == 1 and kinds <= {str, int, float, bool}:
+        return np.array(labels)
+    return np.fromiter(labels, dtype=object, count=len(labels))
+
+
 def _to_tensor(image: ImageLike, preprocessing: Preprocessing) -> Tensor:
     """Read one picture as uint8 [channels, resized, resized]."""
+    mode = "L" if preprocessing.channels == 1 else "RGB"
     if isinstance(image, (str, Path)):
         try:
             with Image.open(image) as opened:
-                picture = opened.convert("L" if preprocessing.channels == 1 else "RGB")
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
+                picture = _in_mode(opened, mode)
+        except Exception as error:  # decoders of damaged files raise all kinds
             raise UserError(f"{image} cannot be read as an image ({error}).") from None
+    elif isinstance(image, Image.Image):
+        picture = _in_mode(image, mode)
+    elif isinstance(image, np.ndarray):
+        picture = _in_mode(_picture_of_array(image), mode)
     else:
-        if isinstance(image, np.ndarray):
-            if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (3, 4)):
-                raise UserError(f"An image array must be [h, w] or [h, w, 3], not {list(image.shape)}.")
-            if np.issubdtype(image.dtype, np.floating):
-                image = (image.clip(0, 1) * 255).round()
-            image = Image.fromarray(image.astype(np.uint8))
-        picture = image.convert("L" if preprocessing.channels == 1 else "RGB")
+        raise UserError(f"An image must be a picture, a path or an array, not {type(image).__name__}.")
+    if 0 in picture.size:
+        raise UserError("An image has no pixels.")
     side = preprocessing.resized
     if picture.size != (side, side):
         picture = picture.resize((side, side), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(picture)).view(side, side, -1).permute(2, 0, 1)
+
+
+def _picture_of_array(array: np.ndarray) -> Image.Image:
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)) or array.size == 0:
+        raise UserError(f"An image array must be [h, w] or [h, w, 3], not {list(array.shape)}.")
+    if array.dtype.kind not in "buif":
+        raise UserError(f"An image array must hold numbers, not {array.dtype}.")
+    top = 1 if array.dtype.kind in "bf" else 255
+    if not (-0.01 * top <= array.min() and array.max() <= 1.01 * top):
+        values = f"{array.min()} to {array.max()}"
+        raise UserError(f"An image array of {array.dtype} must hold values from 0 to {top}, not {values}.")
+    return Image.fromarray((array * (255 / top)).round().clip(0, 255).astype(np.uint8))
+
+
+def _in_mode(picture: Image.Image, mode: str) -> Image.Image:
+    """Convert to "L" or "RGB": what is transparent lies on white paper, 16 bits become 8."""
+    if picture.mode.startswith("I"):
+        return Image.fromarray((np.asarray(picture) / 257).round().clip(0, 255).astype(np.uint8)).convert(
+            mode
+        )
+    if picture.has_transparency_data:
+        paper = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(paper, picture.convert("RGBA"))
+    return picture.convert(mode)

@@ -9,6 +9,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 SECONDS_BETWEEN_LINES = 10.0
 
 
+def say(console: Console, message: str) -> None:
+    """Print a line as it is: a path in it is not wrapped, and its brackets are no markup."""
+    console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+
 class TrainingProgress:
     """Shows episodes done, episodes a second, the latest numbers and the time left."""
 
@@ -53,11 +58,9 @@ class TrainingProgress:
         elif now - self._last_line >= SECONDS_BETWEEN_LINES or done == self._total:
             self._last_line = now
             left = (self._total - done) / max(rate, 1e-9)
-            self._console.print(
-                f"{done}/{self._total}  {rate_text}  {text}  {left:.0f} s left", highlight=False
-            )
+            say(self._console, f"{done}/{self._total}  {rate_text}  {text}  {left:.0f} s left")
 
     def say(self, message: str) -> None:
         """Print a line above the bar."""
         if self._enabled:
-            self._console.print(message, highlight=False)
+            say(self._console, message)

@@ -13,6 +13,7 @@ from gpldla.heads import head_options
 SHIPPED = Path(__file__).parent / "recipes"
 HEAD_OPTION = "head_"  # a key with this prefix goes to the head: head_n_samples = 10
 SCHEDULES = ("constant", "cosine", "step")
+PRECISIONS = ("32-true", "bf16-mixed")  # 16-mixed scales its loss by a state that checkpoints do not have
 AUGMENTATIONS = ("none", "characters")
 
 
@@ -40,7 +41,7 @@ class Recipe:
     decay_every: int = 3_000  # episodes between the decays of "step"
     decay_factor: float = 0.5
     ema: float = 0.0  # decay of the averaged weights that are validated and kept; 0 keeps the last weights
-    precision: str = "32-true"  # as Lightning Fabric names it: "32-true", "bf16-mixed", ...
+    precision: str = "32-true"  # or "bf16-mixed", as Lightning Fabric names them
     # Validation classes choose the weights that are kept; validate_every = 0 looks at them once, at the end
     validate_every: int = 1_000
     validation_episodes: int = 200
@@ -57,13 +58,18 @@ class Recipe:
         for name in ("episodes", "episodes_per_update", "log_every", "checkpoint_every", "decay_every"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("learning_rate", "head_learning_rate", "decay_factor"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "positive")
+            _require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "positive")
+        _require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a number of 64 bits")
         for name in ("validation_episodes", "temperature_episodes"):
             _require(getattr(self, name) >= 2, name, getattr(self, name), "at least 2")
         _require(self.validate_every >= 0, "validate_every", self.validate_every, "0 or more")
         _require(0 <= self.ema < 1, "ema", self.ema, "at least 0 and less than 1")
-        _require(self.schedule in SCHEDULES, "schedule", self.schedule, f"one of {', '.join(SCHEDULES)}")
-        _require(self.augment in AUGMENTATIONS, "augment", self.augment, f"one of {', '.join(AUGMENTATIONS)}")
+        for name, words in (
+            ("schedule", SCHEDULES),
+            ("augment", AUGMENTATIONS),
+            ("precision", PRECISIONS),
+        ):
+            _require(getattr(self, name) in words, name, getattr(self, name), f"one of {', '.join(words)}")
         known = head_options(self.head)
         for option in self.head_options:
             if option not in known:
@@ -92,15 +98,23 @@ def _require(condition: bool, name: str, value: object, wanted: str) -> None:
 def make_recipe(settings: Mapping[str, Any]) -> Recipe:
     """Check a flat list of settings and make a recipe; a wrong key or type is named."""
     types = {name: kind for name, kind in get_type_hints(Recipe).items() if name != "head_options"}
-    known, options = {}, {}
+    head = _converted("head", settings.get("head", Recipe.head), str)
+    options = {HEAD_OPTION + name: default for name, default in head_options(head).items()}
+    chosen: dict[str, Any] = {}
+    chosen_options: dict[str, Any] = {}
     for key, value in settings.items():
         if key in types:
-            known[key] = _converted(key, value, types[key])
-        elif key.startswith(HEAD_OPTION):
-            options[key.removeprefix(HEAD_OPTION)] = value
+            chosen[key] = _converted(key, value, types[key])
+        elif key in options:
+            kind = type(options[key])
+            name = key.removeprefix(HEAD_OPTION)
+            chosen_options[name] = _converted(key, value, kind) if kind in (bool, int, float, str) else value
         else:
-            raise UserError(f"There is no recipe setting {key!r}{did_you_mean(key, types)}")
-    return Recipe(**known, head_options=options)
+            where = f" with head {head!r}" if key.startswith(HEAD_OPTION) else ""
+            raise UserError(
+                f"There is no recipe setting {key!r}{where}{did_you_mean(key, [*types, *options])}"
+            )
+    return Recipe(**chosen, head_options=chosen_options)
 
 
 def _converted(key: str, value: Any, kind: type) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from jinja2 import Environment, PackageLoader, select_autoescape
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 from PIL import Image
 from rich.table import Table
@@ -89,22 +89,20 @@ def prior_plot(metrics: Sequence[dict[str, float]]) -> Markup:
     return _svg(figure, "The learned prior during training")
 
 
-def reliability_plot(pairs: Sequence[tuple[str, Reliability]]) -> Markup:
-    """Reliability diagrams side by side: accuracy against confidence, and how often each occurs."""
-    figure, axes = _figure(1, len(pairs), (3.6 * len(pairs), 3.4))
-    for ax, (title, bins) in zip(axes, pairs):
+def reliability_plot(panels: Sequence[tuple[str, str, Reliability]]) -> Markup:
+    """Reliability diagrams side by side: accuracy against confidence, and how often each occurs.
+
+    A panel is its title, its subtitle and the bins.
+    """
+    figure, axes = _figure(1, len(panels), (3.1 * len(panels), 3.7))
+    for ax, (title, subtitle, bins) in zip(axes, panels):
         middles, width = (bins.edges[1:] + bins.edges[:-1]) / 2, np.diff(bins.edges)
         ax.bar(middles, bins.counts / bins.counts.sum(), width * 0.9, color=GRID, label="share of queries")
         ax.plot([0, 1], [0, 1], color=MUTED, lw=1, ls="--")
         seen = bins.counts >= 20  # fewer say nothing about an accuracy
         ax.plot(bins.confidence[seen], bins.accuracy[seen], "o-", color=ACCENT, ms=4, label="accuracy")
-        ax.set(
-            xlim=(0, 1),
-            ylim=(0, 1),
-            xlabel="confidence",
-            title=f"{title}\nECE {bins.error:.1f} %",
-            aspect="equal",
-        )
+        ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", aspect="equal")
+        ax.set_title(f"{title}\n{subtitle}: ECE {bins.error:.1f} %", fontsize=10, color=INK)
     axes[0].set_ylabel("accuracy")
     axes[0].legend(frameon=False, fontsize=8, loc="upper left")
     return _svg(figure, "Reliability diagrams")
@@ -165,7 +163,10 @@ class DrawnEpisode:
 def write_demo_report(path: Path, facts: dict[str, Any]) -> None:
     """Fill the template with `facts` and write one self-contained file."""
     environment = Environment(
-        loader=PackageLoader("gpldla"), autoescape=select_autoescape(), trim_blocks=True
+        loader=PackageLoader("gpldla"),
+        autoescape=select_autoescape(),
+        undefined=StrictUndefined,  # a missing fact is an error, not a gap in the page
+        trim_blocks=True,
     )
     environment.filters["picture"] = picture_uri
     page = environment.get_template("demo.html").render(facts)

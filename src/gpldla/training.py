@@ -3,9 +3,11 @@
 import json
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,13 @@ from gpldla.calibration import fit_temperature
 from gpldla.checkpoint import TrainingState
 from gpldla.data.augment import augment_characters
 from gpldla.data.protocols import Protocol, load_protocol
-from gpldla.data.transforms import evaluation_images, standardise, to_float
+from gpldla.data.transforms import crop_and_standardise, resized_images
 from gpldla.episodes import Episodes, EpisodeSampler
 from gpldla.errors import UserError
 from gpldla.evaluation import PartEvaluator, Task, measure
-from gpldla.files import write_atomically
+from gpldla.files import check_writable, write_atomically
 from gpldla.model import FewShotModel
-from gpldla.progress import TrainingProgress
+from gpldla.progress import TrainingProgress, say
 from gpldla.recipe import Recipe
 
 METRICS = "metrics.jsonl"
@@ -64,13 +66,14 @@ def train(
         _check_same_recipe(started.numbers["recipe"], recipe, folder)
     elif (folder / "config.json").exists():
         raise UserError(f"{folder} already holds a model; choose another folder.")
-    protocol = load_protocol(recipe.dataset, cache=cache, announce=console.print)
+    check_writable(folder)
+    protocol = load_protocol(recipe.dataset, cache=cache, announce=partial(say, console))
     fabric = Fabric(accelerator=accelerator, devices=1, precision=recipe.precision)  # type: ignore[arg-type]
     run = _Run(recipe, folder, protocol, fabric)
     if started is not None:
         run.restore(started)
         if show_progress and run.done < recipe.episodes:
-            console.print(f"Going on in {folder} after {run.done} episodes.", highlight=False)
+            say(console, f"Going on in {folder} after {run.done} episodes.")
     with TrainingProgress(recipe.episodes, run.done, console, enabled=show_progress) as progress:
         finished = run.go(progress)
     return TrainingResult(run.kept_model(), run.done, finished)
@@ -106,8 +109,14 @@ class _Run:
             split="base",
             separate_groups=recipe.separate_groups,
         )
+        # What validation cannot do is said now, not after the training.
+        self._validation_task().sampler(self.validation_part, seed=recipe.seed, split="validation")
         torch.manual_seed(recipe.seed)
         self.model = FewShotModel(recipe.backbone, recipe.head, head_options=recipe.head_options)
+        if self.model.head.base_stage is not None:
+            raise UserError(f"Head {recipe.head!r} wants a base classifier first, which training lacks yet.")
+        if not list(self.model.parameters()):
+            raise UserError(f"Backbone {recipe.backbone!r} with head {recipe.head!r} has nothing to learn.")
         if fabric.device.type == "mps":
             self.model.float()  # that device has no float64
         optimizer = torch.optim.Adam(
@@ -128,6 +137,7 @@ class _Run:
         self.best_accuracy = -1.0
         self.best_weights: dict[str, Tensor] = {}
         self.temperature = 1.0
+        self.seconds = 0.0  # spent training, over all parts of an interrupted run
         self.window = _Window()
 
     # ---- the loop
@@ -139,6 +149,7 @@ class _Run:
             self._write_model()  # a kill may have come between the last checkpoint and the model
             return True
         self._forget_metrics_after(self.done)
+        started = time.monotonic() - self.seconds
         writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.done)
         with stop_signals() as stopped, writer, (self.folder / METRICS).open("a", encoding="utf-8") as lines:
 
@@ -149,28 +160,23 @@ class _Run:
                     writer.add_scalar(name, value, self.done)
 
             for episodes in self._updates():
+                before = self.done
                 self._update(episodes)
-                if _passed(self.done, recipe.log_every, recipe.episodes_per_update):
+                last = self.done >= recipe.episodes
+                if last or _passed(before, self.done, recipe.log_every):
                     numbers = self.window.means() | self.model.head.scalars()
                     self.window = _Window()
                     record({**numbers, "learning_rate": self.optimizer.param_groups[0]["lr"]})
                     progress.update(self.done, numbers)
-                last = self.done >= recipe.episodes
-                if last or (
-                    recipe.validate_every
-                    and _passed(self.done, recipe.validate_every, recipe.episodes_per_update)
-                ):
+                if last or (recipe.validate_every and _passed(before, self.done, recipe.validate_every)):
                     accuracy = self._validate()
                     record({"validation_accuracy": accuracy})
                     best = "  (best)" if accuracy == self.best_accuracy else ""
                     progress.say(f"episode {self.done}: validation accuracy {accuracy:.2f} %{best}")
                 if last:
                     self._fit_temperature()
-                if (
-                    stopped()
-                    or last
-                    or _passed(self.done, recipe.checkpoint_every, recipe.episodes_per_update)
-                ):
+                self.seconds = time.monotonic() - started
+                if last or stopped() or _passed(before, self.done, recipe.checkpoint_every):
                     self.save()
                 if stopped() and not last:
                     progress.say(f"Stopped after {self.done} episodes; the same command goes on from here.")
@@ -220,12 +226,11 @@ class _Run:
             self.averaged.update_parameters(self.model)
 
     def _training_images(self, numbers: Tensor) -> Tensor:
-        images, preprocessing = self.images[numbers], self.model.preprocessing
-        if self.recipe.augment == "none":
-            return evaluation_images(images, preprocessing)
-        changed = augment_characters(to_float(images, preprocessing.channels))
-        margin = (changed.shape[-1] - preprocessing.size) // 2
-        return standardise(changed[..., margin:-margin, margin:-margin], preprocessing)
+        preprocessing = self.model.preprocessing
+        images = resized_images(self.images[numbers], preprocessing)
+        if self.recipe.augment == "characters":
+            images = augment_characters(images)
+        return crop_and_standardise(images, preprocessing)
 
     @torch.no_grad()
     def _accuracy(self, represented: Tensor, labels: Tensor, query_labels: Tensor) -> float:
@@ -283,6 +288,7 @@ class _Run:
                 info={
                     "recipe": recipe.flat(),
                     "episodes": self.done,
+                    "seconds": round(self.seconds, 1),
                     "validation_accuracy": self.best_accuracy,
                 },
             )
@@ -306,6 +312,7 @@ class _Run:
             "done": self.done,
             "best_accuracy": self.best_accuracy,
             "temperature": self.temperature,
+            "seconds": self.seconds,
             "window": self.window.sums,
         }
         TrainingState(tensors, numbers).write(self.folder)
@@ -325,6 +332,7 @@ class _Run:
         self.done = state.numbers["done"]
         self.best_accuracy = state.numbers["best_accuracy"]
         self.temperature = state.numbers["temperature"]
+        self.seconds = state.numbers["seconds"]
         self.window = _Window(state.numbers["window"])
         checkpoint.restore_random(state.tensors["random"])
 
@@ -353,9 +361,9 @@ class _Window:
         return {name: total / count for name, (total, count) in self.sums.items()}
 
 
-def _passed(done: int, every: int, step: int) -> bool:
-    """Say whether the last `step` episodes went past a multiple of `every`."""
-    return done // every > (done - step) // every
+def _passed(before: int, after: int, every: int) -> bool:
+    """Say whether a multiple of `every` lies between two numbers of episodes."""
+    return after // every > before // every
 
 
 @contextmanager

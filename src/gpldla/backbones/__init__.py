@@ -1,6 +1,6 @@
 """Networks from images to features, one family a file; importing this package registers them all."""
 
-from gpldla.backbones import conv4, pixels
+from gpldla.backbones import conv4, pixels, resnet
 from gpldla.backbones.base import Backbone, Preprocessing, create_backbone, list_backbones, register_backbone
 
 __all__ = [
@@ -11,4 +11,5 @@ __all__ = [
     "list_backbones",
     "pixels",
     "register_backbone",
+    "resnet",
 ]

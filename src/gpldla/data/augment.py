@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def augment_characters(images: Tensor) -> Tensor:
-    """Slant, scale, shift and blur each image on its own: float [n, 1, h, w] → the same.
+    """Slant, scale, shift and blur each image on its own: float [n, c, h, w] → the same.
 
     What handwriting has and print lacks. Paper (1) fills what comes in from outside.
     """
@@ -35,11 +35,12 @@ def augment_characters(images: Tensor) -> Tensor:
 
 
 def blur(images: Tensor, sigma: Tensor, radius: int = 3) -> Tensor:
-    """Blur each image [n, 1, h, w] with a Gaussian of its own width [n], in pixels."""
-    n, _, height, width = images.shape
+    """Blur each image [n, c, h, w] with a Gaussian of its own width [n], in pixels."""
+    n, channels, height, width = images.shape
     distance = torch.arange(-radius, radius + 1, device=images.device)
     kernel = torch.exp(-0.5 * (distance / sigma.clamp_min(1e-3).unsqueeze(1)) ** 2)
-    kernel = kernel / kernel.sum(1, keepdim=True)
-    as_channels = images.view(1, n, height, width)
-    rows = F.conv2d(as_channels, kernel.view(n, 1, -1, 1), padding=(radius, 0), groups=n)
-    return F.conv2d(rows, kernel.view(n, 1, 1, -1), padding=(0, radius), groups=n).view_as(images)
+    kernel = (kernel / kernel.sum(1, keepdim=True)).repeat_interleave(channels, 0)  # [n * c, 2 * radius + 1]
+    planes = n * channels
+    as_channels = images.reshape(1, planes, height, width)
+    rows = F.conv2d(as_channels, kernel.view(planes, 1, -1, 1), padding=(radius, 0), groups=planes)
+    return F.conv2d(rows, kernel.view(planes, 1, 1, -1), padding=(0, radius), groups=planes).view_as(images)

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from gpldla.data.store import ImageSet, image_set_from_classes
 
@@ -18,6 +17,8 @@ SETTINGS: dict[str, Any] = {
 
 def make() -> ImageSet:
     """Enlarge all digits: uint8 images [1797, 1, 32, 32], dark ink on light paper, sorted by class."""
+    from sklearn.datasets import load_digits  # half a second that only the first use needs
+
     source = load_digits()
     enlarged = np.stack([_enlarge(ink) for ink in source.images])[:, None]
     class_names = [str(digit) for digit in source.target_names]

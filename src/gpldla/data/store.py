@@ -40,6 +40,8 @@ class ImageSet:
             raise UserError(f"Images of {self.name!r} must be uint8 [n, channels, height, width].")
         if len(self.class_names) != len(self.counts) or int(self.counts.sum()) != len(self.images):
             raise UserError(f"Class counts of {self.name!r} do not add up to its {len(self.images)} images.")
+        if self.groups is not None and self.groups.shape != (len(self.images),):
+            raise UserError(f"{self.name!r} must have one group for each of its {len(self.images)} images.")
 
     @property
     def offsets(self) -> np.ndarray:
@@ -104,7 +106,7 @@ def open_store(folder: Path) -> ImageSet:
         groups_file = folder / "groups.npy"
         groups = np.load(groups_file, allow_pickle=False) if groups_file.exists() else None
         if manifest["format"] != FORMAT:
-            raise UserError(f"{folder} was packed by another version; delete it and it is packed anew.")
+            raise ValueError(f"format {manifest['format']}, not {FORMAT}")
         return ImageSet(
             name=manifest["name"],
             images=images,
@@ -112,9 +114,7 @@ def open_store(folder: Path) -> ImageSet:
             counts=np.array([c["images"] for c in manifest["classes"]], dtype=np.int64),
             groups=groups,
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, UserError):
-            raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
         raise UserError(
             f"{folder} is not a readable store ({error}); delete it and it is packed anew."
         ) from error
@@ -137,7 +137,11 @@ def cached_store(
     folder = cache_folder(cache) / f"{name}-{fingerprint}"
     if not (folder / "manifest.json").exists():
         announce(f"Preparing {name} in {folder}")
-        write_store(folder, make(), settings)
+        image_set = make()
+        try:
+            write_store(folder, image_set, settings)
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written ({error}); choose another cache folder.") from None
     return open_store(folder)
 
 

@@ -9,13 +9,25 @@ from gpldla.backbones.base import Preprocessing
 
 def evaluation_images(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Resize, crop at the centre and standardise: uint8 [n, c, h, w] → float32 [n, c, size, size]."""
+    return crop_and_standardise(resized_images(images, preprocessing), preprocessing)
+
+
+def resized_images(images: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """Scale uint8 [n, c, h, w] to float32 in [0, 1] of the size that comes before the crop."""
     floats = to_float(images, preprocessing.channels)
     side = preprocessing.resized
-    if floats.shape[-2:] != (side, side):
-        floats = F.interpolate(floats, (side, side), mode="bilinear", antialias=True, align_corners=False)
-    margin = (side - preprocessing.size) // 2
-    cropped = floats[..., margin : margin + preprocessing.size, margin : margin + preprocessing.size]
-    return standardise(cropped, preprocessing)
+    if floats.shape[-2:] == (side, side):
+        return floats
+    return F.interpolate(floats, (side, side), mode="bilinear", antialias=True, align_corners=False)
+
+
+def crop_and_standardise(images: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """Crop at the centre, subtract the mean and divide by the standard deviation of each channel."""
+    size, margin = preprocessing.size, (preprocessing.resized - preprocessing.size) // 2
+    cropped = images[..., margin : margin + size, margin : margin + size]
+    mean = torch.tensor(preprocessing.mean, device=images.device).view(-1, 1, 1)
+    std = torch.tensor(preprocessing.std, device=images.device).view(-1, 1, 1)
+    return (cropped - mean) / std
 
 
 def to_float(images: Tensor, channels: int) -> Tensor:
@@ -27,10 +39,3 @@ def to_float(images: Tensor, channels: int) -> Tensor:
         luma = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
         return (floats * luma).sum(1, keepdim=True)
     return floats.expand(-1, channels, -1, -1)
-
-
-def standardise(images: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """Subtract the mean and divide by the standard deviation of each channel."""
-    mean = torch.tensor(preprocessing.mean, device=images.device).view(-1, 1, 1)
-    std = torch.tensor(preprocessing.std, device=images.device).view(-1, 1, 1)
-    return (images - mean) / std

@@ -57,8 +57,10 @@ class GPLDLA(Head):
             raise UserError(
                 f"There is no predictive {predictive!r}{did_you_mean(str(predictive), get_args(Predictive))}"
             )
-        if n_samples < 1:
-            raise UserError(f"n_samples must be at least 1, not {n_samples}.")
+        if not hasattr(n_samples, "__index__") or n_samples < 1:
+            raise UserError(f"n_samples must be a whole number of at least 1, not {n_samples!r}.")
+        if isinstance(priors, str) and priors != "uniform":
+            raise UserError(f"priors must be 'uniform' or one number a class, not {priors!r}.")
         # Two numbers cost nothing in float64, and float64 features then meet the β that was asked for.
         self.log_beta = nn.Parameter(torch.tensor(math.log(beta), dtype=torch.float64))
         self.log_beta_b = nn.Parameter(torch.tensor(math.log(beta_b), dtype=torch.float64))

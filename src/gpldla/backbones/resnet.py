@@ -1,0 +1,98 @@
+"""Residual networks of basic blocks, as the few-shot literature uses them."""
+
+import math
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpldla.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preprocessing, register_backbone
+
+CHANNELS = (64, 128, 256, 512)
+
+
+class ResNet(Backbone):
+    """A stem, four stages of basic blocks with 64 to 512 channels, and the average over places.
+
+    The first block of stages 2-4 halves the resolution. 512 features, all ≥ 0.
+    """
+
+    blocks_a_stage: ClassVar[int]
+    small_images: ClassVar[bool] = False  # 84 px: a stem that keeps the resolution
+    feature_dim = CHANNELS[-1]
+
+    def __init__(self) -> None:
+        super().__init__()
+        channels = CHANNELS[0]
+        self.stem = nn.Sequential(
+            _convolution(3, channels, 3 if self.small_images else 7, 1 if self.small_images else 2),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(inplace=True),
+        )
+        if not self.small_images:
+            self.stem.append(nn.MaxPool2d(3, stride=2, padding=1))
+        blocks = []
+        for stage, width in enumerate(CHANNELS):
+            for place in range(self.blocks_a_stage):
+                blocks.append(BasicBlock(channels, width, stride=2 if stage > 0 and place == 0 else 1))
+                channels = width
+        self.blocks = nn.Sequential(*blocks)
+
+    def maps(self, images: Tensor) -> Tensor:
+        """Return the last feature maps, [n, 512, 7, 7] at 224 px and [n, 512, 11, 11] at 84 px."""
+        return self.blocks(self.stem(images))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the maps averaged over places."""
+        return self.maps(images).mean((2, 3))
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions with BatchNorm beside a shortcut, which is 1×1 where the channels change."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            _convolution(channels, width, 3, stride),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            _convolution(width, width, 3, 1),
+            nn.BatchNorm2d(width),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if channels != width:
+            self.shortcut = nn.Sequential(_convolution(channels, width, 1, stride), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, channels, h, w] → [n, width, h / stride, w / stride]."""
+        return F.relu(self.residual(x) + self.shortcut(x))
+
+
+def _convolution(channels: int, width: int, kernel: int, stride: int) -> nn.Conv2d:
+    convolution = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False)
+    nn.init.normal_(convolution.weight, std=math.sqrt(2 / (kernel**2 * width)))
+    return convolution
+
+
+@register_backbone("resnet10")
+class ResNet10(ResNet):
+    """One block a stage, 224 px."""
+
+    preprocessing: ClassVar[Preprocessing] = Preprocessing(224, 3, IMAGENET_MEAN, IMAGENET_STD)
+    blocks_a_stage = 1
+
+
+@register_backbone("resnet18")
+class ResNet18(ResNet):
+    """Two blocks a stage, 224 px."""
+
+    preprocessing: ClassVar[Preprocessing] = Preprocessing(224, 3, IMAGENET_MEAN, IMAGENET_STD)
+    blocks_a_stage = 2
+
+
+@register_backbone("resnet18-84")
+class ResNet18Small(ResNet18):
+    """Two blocks a stage, 84 px, with a 3×3 stem of stride 1 and no pooling."""
+
+    preprocessing: ClassVar[Preprocessing] = Preprocessing(84, 3, IMAGENET_MEAN, IMAGENET_STD)
+    small_images = True

@@ -1,0 +1,462 @@
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gpldla.calibration import apply_temperature
+from gpldla.data.transforms import evaluation_images
+from gpldla.errors import UserError
+from gpldla.model import CONFIG, WEIGHTS, FewShotModel
+
+from .helpers import tiny_set
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return FewShotModel("conv4s", temperature=1.5, info={"recipe": {"ways": 3}}).eval()
+
+
+@pytest.fixture
+def colour_model():
+    torch.manual_seed(0)
+    return FewShotModel("conv4").eval()
+
+
+def pictures(counts=(2, 2, 2), side=40, seed=0):
+    """A few grey images a class, sorted by class, as arrays [side, side]."""
+    return list(tiny_set(counts, size=side, seed=seed).images[:, 0])
+
+
+LABELS = ["cat", "cat", "dog", "dog", "ant", "ant"]
+
+
+class TestSaving:
+    def test_a_loaded_model_predicts_the_same(self, model, tmp_path):
+        model.save(tmp_path / "model")
+        loaded = FewShotModel.from_pretrained(tmp_path / "model")
+        queries = pictures(seed=1)
+        np.testing.assert_array_equal(
+            loaded.adapt(pictures(), LABELS).predict_proba(queries),
+            model.adapt(pictures(), LABELS).predict_proba(queries),
+        )
+
+    def test_everything_but_the_weights_comes_back(self, tmp_path):
+        model = FewShotModel("conv4s", head_options={"n_samples": 3}, temperature=0.7, info={"note": "Ω"})
+        model.save(tmp_path)
+        assert FewShotModel.from_pretrained(tmp_path).config() == model.config()
+
+    def test_learned_priors_come_back_exactly(self, model, tmp_path):
+        with torch.no_grad():
+            model.head.log_beta.fill_(0.1)
+        model.save(tmp_path)
+        assert FewShotModel.from_pretrained(str(tmp_path)).head.log_beta.item() == 0.1
+
+    def test_a_loaded_model_is_ready_for_evaluation(self, model, tmp_path):
+        model.train().save(tmp_path)
+        assert not FewShotModel.from_pretrained(tmp_path).training
+
+    def test_saving_again_replaces_the_model(self, model, tmp_path):
+        model.save(tmp_path)
+        model.temperature = 2.5
+        model.save(tmp_path)
+        assert FewShotModel.from_pretrained(tmp_path).temperature == 2.5
+        assert sorted(path.name for path in tmp_path.iterdir()) == [CONFIG, WEIGHTS]
+
+
+class TestLoadingWhatIsNoModel:
+    @pytest.mark.parametrize("name", ["none", "file", "empty"])
+    def test_a_folder_without_a_model_is_named(self, tmp_path, name):
+        (tmp_path / "file").write_text("text")
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(UserError, match=rf"{tmp_path / name} is not a model: .*gpldla train"):
+            FewShotModel.from_pretrained(tmp_path / name)
+
+    @pytest.mark.parametrize("content", ["[]", '"text"', "{}", '{"model_type": "bert"}', '{"format": 99}'])
+    def test_a_foreign_configuration_is_named(self, tmp_path, content):
+        (tmp_path / CONFIG).write_text(content)
+        with pytest.raises(UserError, match=f"{tmp_path / CONFIG} is not a model configuration of format 1"):
+            FewShotModel.from_pretrained(tmp_path)
+
+    def test_a_configuration_that_is_no_json_is_named(self, tmp_path):
+        (tmp_path / CONFIG).write_text("{")
+        with pytest.raises(UserError, match=f"{tmp_path / CONFIG} is not readable JSON"):
+            FewShotModel.from_pretrained(tmp_path)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"backbone": None},
+            {"backbone": 4},
+            {"head": ["gpldla"]},
+            {"head_options": [1]},
+            {"temperature": "warm"},
+            {"temperature": None},
+            {"temperature": 0},
+            {"temperature": -1.0},
+            {"temperature": float("nan")},
+            {"info": [1]},
+        ],
+        ids=str,
+    )
+    def test_a_configuration_with_a_wrong_value_is_named(self, model, tmp_path, change):
+        model.save(tmp_path)
+        (tmp_path / CONFIG).write_text(json.dumps({**model.config(), **change}))
+        with pytest.raises(UserError, match=str(tmp_path / CONFIG)):
+            FewShotModel.from_pretrained(tmp_path)
+
+    @pytest.mark.parametrize("key", ["backbone", "head", "head_options", "temperature", "info"])
+    def test_a_configuration_with_a_missing_value_is_named(self, model, tmp_path, key):
+        model.save(tmp_path)
+        (tmp_path / CONFIG).write_text(json.dumps({k: v for k, v in model.config().items() if k != key}))
+        with pytest.raises(UserError, match=f"{tmp_path / CONFIG} is not a whole model configuration.*{key}"):
+            FewShotModel.from_pretrained(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"backbone": "conv5"}, "There is no backbone 'conv5'; did you mean 'conv4'"),
+            ({"head": "gplda"}, "There is no head 'gplda'; did you mean 'gpldla'"),
+            ({"head_options": {"n_sample": 3}}, "no option 'n_sample'; did you mean 'n_samples'"),
+            ({"head_options": {"n_samples": 0}}, "n_samples must be"),
+        ],
+    )
+    def test_unknown_names_suggest_the_nearest(self, model, tmp_path, change, message):
+        model.save(tmp_path)
+        (tmp_path / CONFIG).write_text(json.dumps({**model.config(), **change}))
+        with pytest.raises(UserError, match=message):
+            FewShotModel.from_pretrained(tmp_path)
+
+    def test_missing_weights_are_named(self, model, tmp_path):
+        model.save(tmp_path)
+        (tmp_path / WEIGHTS).unlink()
+        with pytest.raises(UserError, match=f"There is no file {tmp_path / WEIGHTS}"):
+            FewShotModel.from_pretrained(tmp_path)
+
+    @pytest.mark.parametrize("content", [b"", b"garbage", pickle.dumps([1])], ids=["empty", "text", "pickle"])
+    def test_damaged_weights_are_named(self, model, tmp_path, content):
+        model.save(tmp_path)
+        (tmp_path / WEIGHTS).write_bytes(content)
+        with pytest.raises(UserError, match=f"{tmp_path / WEIGHTS} is not a readable safetensors file"):
+            FewShotModel.from_pretrained(tmp_path)
+
+    def test_truncated_weights_are_named(self, model, tmp_path):
+        model.save(tmp_path)
+        whole = (tmp_path / WEIGHTS).read_bytes()
+        (tmp_path / WEIGHTS).write_bytes(whole[:-100])
+        with pytest.raises(UserError, match=f"{tmp_path / WEIGHTS} is not a readable safetensors file"):
+            FewShotModel.from_pretrained(tmp_path)
+
+    def test_weights_of_another_network_are_named(self, model, colour_model, tmp_path):
+        model.save(tmp_path)
+        colour_model.save(tmp_path / "other")
+        (tmp_path / "other" / WEIGHTS).replace(tmp_path / WEIGHTS)
+        with pytest.raises(UserError, match=f"{tmp_path / WEIGHTS} does not fit conv4s with gpldla"):
+            FewShotModel.from_pretrained(tmp_path)
+
+
+class TestImages:
+    def test_pictures_paths_and_arrays_give_the_same(self, model, tmp_path):
+        arrays = pictures()
+        paths = [tmp_path / f"{number}.png" for number in range(len(arrays))]
+        for path, array in zip(paths, arrays):
+            Image.fromarray(array).save(path)
+        forms = {
+            "arrays": arrays,
+            "one array": np.stack(arrays),
+            "floats": [array / 255 for array in arrays],
+            "whole numbers": [array.astype(np.int64) for array in arrays],
+            "pictures": [Image.fromarray(array) for array in arrays],
+            "paths": paths,
+            "strings": [str(path) for path in paths],
+            "mixed": [*paths[:3], *arrays[3:]],
+        }
+        expected = model.adapt(arrays, LABELS).predict_proba(arrays)
+        for name, images in forms.items():
+            answers = model.adapt(images, LABELS).predict_proba(images)
+            np.testing.assert_array_equal(answers, expected, err_msg=name)
+
+    def test_images_of_any_size(self, model):
+        rng = np.random.default_rng(0)
+        shapes = [(32, 32), (5, 90), (300, 200), (1, 1)]
+        images = [rng.integers(0, 256, shape, dtype=np.uint8) for shape in shapes]
+        assert model.embed(images).shape == (4, 64)
+
+    def test_grey_and_colour_images_reach_both_kinds_of_network(self, model, colour_model):
+        grey = np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8)
+        colour = np.stack([grey] * 3, -1)
+        for each in (model, colour_model):
+            features = each.embed([grey, colour])
+            torch.testing.assert_close(features[0], features[1])
+
+    def test_stored_images_and_files_are_prepared_alike(self, model):
+        """What evaluation does with a packed store and what a user gets for the same picture."""
+        stored = tiny_set((3, 3), size=model.preprocessing.resized).images
+        with torch.inference_mode():
+            expected = model.represent(evaluation_images(torch.from_numpy(stored), model.preprocessing))
+        torch.testing.assert_close(model.embed(list(stored[:, 0])), expected)
+
+    def test_transparent_paper_is_white(self, model, tmp_path):
+        ink = np.zeros((32, 32), np.uint8)
+        ink[10:20, 5:25] = 255
+        black = np.zeros_like(ink)
+        Image.fromarray(np.stack([black, black, black, ink], -1)).save(tmp_path / "drawing.png")
+        torch.testing.assert_close(model.embed([tmp_path / "drawing.png"]), model.embed([255 - ink]))
+
+    def test_pictures_of_16_bits_keep_their_greys(self, model, tmp_path):
+        grey = pictures((1,))[0]
+        Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "deep.png")
+        torch.testing.assert_close(model.embed([tmp_path / "deep.png"]), model.embed([grey]))
+
+    def test_a_palette_is_looked_up(self, model):
+        grey = Image.fromarray(np.where(pictures((1,))[0] > 128, 255, 0).astype(np.uint8))
+        torch.testing.assert_close(model.embed([grey.convert("P")]), model.embed([grey]))
+
+    def test_black_and_white_arrays(self, model):
+        mask = pictures((1,))[0] > 128
+        torch.testing.assert_close(model.embed([mask]), model.embed([mask.astype(np.uint8) * 255]))
+
+    def test_batches_do_not_matter(self, model):
+        images = pictures((5, 5))
+        torch.testing.assert_close(model.embed(images, batch_size=3), model.embed(images))
+
+    @pytest.mark.parametrize(
+        ("image", "message"),
+        [
+            (np.zeros(5), r"must be \[h, w\] or \[h, w, 3\], not \[5\]"),
+            (np.zeros((3, 32, 32)), r"not \[3, 32, 32\]"),
+            (np.zeros((0, 32)), r"not \[0, 32\]"),
+            (np.full((4, 4), 200.0), "must hold values from 0 to 1, not 200.0 to 200.0"),
+            (np.full((4, 4), 300), "must hold values from 0 to 255, not 300 to 300"),
+            (np.full((4, 4), -5), "must hold values from 0 to 255, not -5 to -5"),
+            (np.full((4, 4), np.nan), "must hold values from 0 to 1, not nan to nan"),
+            (np.array([["a"]]), "must hold numbers"),
+            (Image.new("L", (0, 0)), "has no pixels"),
+            (torch.zeros(4, 4), "a picture, a path or an array, not Tensor"),
+            (None, "a picture, a path or an array, not NoneType"),
+        ],
+    )
+    def test_what_is_no_image_is_named(self, model, image, message):
+        with pytest.raises(UserError, match=message):
+            model.embed([image])
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("text.png", b"this is text"),
+            ("empty.png", b""),
+            ("broken.gif", b"GIF89a"),
+            ("page.jpg", b"<html></html>"),
+        ],
+    )
+    def test_an_unreadable_file_is_named(self, model, tmp_path, name, content):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=rf"{tmp_path / name} cannot be read as an image \("):
+            model.adapt([tmp_path / name, *pictures((1,))], ["a", "b"])
+
+    def test_a_damaged_picture_is_named(self, model, tmp_path):
+        Image.fromarray(pictures((1,))[0]).save(tmp_path / "whole.png")
+        content = bytearray((tmp_path / "whole.png").read_bytes())
+        for start in range(8, len(content), 37):
+            damaged = content.copy()
+            damaged[start : start + 8] = b"\x15!7w\xff\x00\xc9\xe4"
+            (tmp_path / "damaged.png").write_bytes(damaged[: max(start + 8, len(damaged) // 2)])
+            with pytest.raises(UserError, match=r"damaged\.png cannot be read as an image"):
+                model.embed([tmp_path / "damaged.png"])
+
+    @pytest.mark.parametrize("name", ["none.png", "folder"])
+    def test_a_missing_file_and_a_folder_are_named(self, model, tmp_path, name):
+        (tmp_path / "folder").mkdir()
+        with pytest.raises(UserError, match=f"{tmp_path / name} cannot be read as an image"):
+            model.embed([tmp_path / name])
+
+
+class TestLabels:
+    @pytest.mark.parametrize(
+        ("labels", "classes"),
+        [
+            (["cat", "dog", "ant"], ["ant", "cat", "dog"]),
+            ([7, 3, 10], [3, 7, 10]),
+            ([0.5, 0.25, 1.5], [0.25, 0.5, 1.5]),
+            (["ქ", "a", "Ω"], ["a", "Ω", "ქ"]),
+            ([("a", 2), ("a", 1), ("b", 0)], [("a", 1), ("a", 2), ("b", 0)]),
+            (["1", 1, None], ["1", 1, None]),
+        ],
+    )
+    def test_of_any_type_come_back_sorted_where_they_sort(self, model, labels, classes):
+        images = pictures((1, 1, 1))
+        classifier = model.adapt(images, labels)
+        assert classifier.classes.tolist() == classes
+        assert classifier.predict(images).tolist() == labels
+
+    @pytest.mark.parametrize("make", [np.array, torch.tensor, tuple], ids=["array", "tensor", "tuple"])
+    def test_in_any_container(self, model, make):
+        images = pictures((1, 1, 1))
+        classifier = model.adapt(images, make([2, 0, 1]))
+        assert classifier.predict(images).tolist() == [2, 0, 1]
+
+    def test_two_classes_of_bool(self, model):
+        assert model.adapt(pictures((1, 1)), [True, False]).classes.tolist() == [False, True]
+
+    def test_predictions_of_strings_are_an_array_of_strings(self, model):
+        assert model.adapt(pictures(), LABELS).predict(pictures()).dtype.kind == "U"
+
+    def test_columns_follow_the_classes(self, model):
+        images = pictures((1, 1, 1))
+        probabilities = model.adapt(images, ["c", "a", "b"]).predict_proba(images)
+        assert probabilities.argmax(1).tolist() == [2, 0, 1]
+
+    def test_one_class_only_is_refused(self, model):
+        with pytest.raises(UserError, match="All examples are of class 'cat'; give examples of at least two"):
+            model.adapt(pictures((2,)), ["cat", "cat"])
+
+    @pytest.mark.parametrize("count", [0, 5, 7])
+    def test_another_number_than_images_is_refused(self, model, count):
+        with pytest.raises(
+            UserError, match=f"There are 6 images and {count} labels; give one label an image."
+        ):
+            model.adapt(pictures(), (LABELS * 2)[:count])
+
+    @pytest.mark.parametrize("labels", ["abcdef", 3, np.array(3)])
+    def test_a_single_one_is_refused(self, model, labels):
+        with pytest.raises(UserError, match="Give a list of labels, not a single one"):
+            model.adapt(pictures(), labels)
+
+    def test_lists_as_labels_are_refused(self, model):
+        with pytest.raises(UserError, match="Labels must be values"):
+            model.adapt(pictures((1, 1)), [["a"], ["b"]])
+
+
+class TestPredicting:
+    def test_probabilities_sum_to_one(self, model):
+        probabilities = model.adapt(pictures(), LABELS).predict_proba(pictures(seed=1))
+        assert probabilities.shape == (6, 3)
+        assert (probabilities >= 0).all()
+        np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-5)
+
+    def test_the_temperature_is_applied(self, model):
+        queries = pictures(seed=1)
+        tempered = model.adapt(pictures(), LABELS).predict_proba(queries)
+        model.temperature = 1.0
+        plain = torch.from_numpy(model.adapt(pictures(), LABELS).predict_proba(queries))
+        np.testing.assert_allclose(tempered, apply_temperature(plain.log(), 1.5).exp().numpy(), rtol=1e-4)
+        assert tempered.max() < plain.max()
+
+    def test_the_most_probable_class_is_predicted(self, model):
+        classifier, queries = model.adapt(pictures(), LABELS), pictures(seed=1)
+        best = classifier.predict_proba(queries).argmax(1)
+        assert classifier.predict(queries).tolist() == classifier.classes[best].tolist()
+
+    def test_one_image_is_answered_as_among_others(self, model):
+        classifier, queries = model.adapt(pictures(), LABELS), pictures(seed=1)
+        np.testing.assert_allclose(
+            classifier.predict_proba(queries[:1]), classifier.predict_proba(queries)[:1], rtol=1e-4
+        )
+
+    def test_a_model_left_in_training_mode_predicts_as_in_evaluation_mode(self, model):
+        queries = pictures(seed=1)
+        expected = model.adapt(pictures(), LABELS).predict_proba(queries)
+        np.testing.assert_array_equal(
+            model.train().adapt(pictures(), LABELS).predict_proba(queries), expected
+        )
+
+    @pytest.mark.parametrize("method", ["predict", "predict_proba"])
+    def test_no_images_are_refused(self, model, method):
+        with pytest.raises(UserError, match="There are no images"):
+            getattr(model.adapt(pictures(), LABELS), method)([])
+
+    def test_adapting_to_no_images_is_refused(self, model):
+        with pytest.raises(UserError, match="There are no images"):
+            model.adapt([], [])
+
+    @pytest.mark.parametrize("image", ["picture.png", Image.new("L", (32, 32))], ids=["path", "picture"])
+    def test_a_single_image_is_refused(self, model, image):
+        with pytest.raises(UserError, match="Give a list of images, not a single one"):
+            model.adapt(pictures(), LABELS).predict(image)
+
+
+class TestAdding:
+    def test_equals_adapting_to_all(self, model):
+        images, queries = pictures(), pictures(seed=1)
+        added = model.adapt(images[:4], LABELS[:4]).add(images[4:], LABELS[4:])
+        whole = model.adapt(images, LABELS)
+        assert added.classes.tolist() == whole.classes.tolist() == ["ant", "cat", "dog"]
+        np.testing.assert_allclose(added.predict_proba(queries), whole.predict_proba(queries), rtol=1e-5)
+
+    def test_leaves_the_classifier_as_it_was(self, model):
+        classifier, queries = model.adapt(pictures((2, 2)), LABELS[:4]), pictures(seed=1)
+        before = classifier.predict_proba(queries)
+        classifier.add(pictures((1,), seed=2), ["owl"])
+        assert classifier.classes.tolist() == ["cat", "dog"]
+        np.testing.assert_array_equal(classifier.predict_proba(queries), before)
+
+    def test_a_label_of_another_type_changes_no_label(self, model):
+        classifier = model.adapt(pictures((1, 1)), [1, 2]).add(pictures((1,), seed=2), ["owl"])
+        assert classifier.classes.tolist() == [1, 2, "owl"]
+
+    def test_mismatched_labels_are_refused(self, model):
+        with pytest.raises(UserError, match="There are 3 images and 4 labels"):
+            model.adapt(pictures((1, 1)), [1, 2]).add(pictures((1,)), [1, 2])
+
+
+class TestHeadOptions:
+    def test_change_the_head_and_keep_what_it_learned(self, model):
+        with torch.no_grad():
+            model.head.log_beta.fill_(0.7)
+        model.set_head_options({"predictive": "mc", "n_samples": 4})
+        assert (model.head.predictive, model.head.n_samples) == ("mc", 4)
+        assert model.head.log_beta.item() == pytest.approx(0.7)
+        assert model.config()["head_options"] == {"predictive": "mc", "n_samples": 4}
+
+    def test_none_leaves_an_option(self, model):
+        model.set_head_options({"n_samples": 4})
+        model.set_head_options({"predictive": "probit", "n_samples": None})
+        assert model.head_options == {"n_samples": 4, "predictive": "probit"}
+
+    def test_nothing_given_keeps_the_head(self, model):
+        head = model.head
+        model.set_head_options({"predictive": None})
+        assert model.head is head
+
+    @pytest.mark.parametrize("training", [True, False])
+    def test_the_mode_stays(self, model, training):
+        model.train(training)
+        model.set_head_options({"n_samples": 4})
+        assert model.head.training is training
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"predictive": "mcc"}, r"There is no predictive 'mcc'; did you mean 'mc'\?"),
+            ({"n_samples": -1}, "n_samples must be a whole number of at least 1, not -1"),
+            ({"samples": 3}, r"has no option 'samples'; did you mean 'n_samples'\?"),
+        ],
+    )
+    def test_a_wrong_one_leaves_the_model_as_it_was(self, model, options, message):
+        before, head = model.config(), model.head
+        with pytest.raises(UserError, match=message):
+            model.set_head_options(options)
+        assert model.config() == before
+        assert model.head is head
+
+    def test_monte_carlo_comes_near_the_deterministic_predictive(self, model):
+        queries = pictures(seed=1)
+        exact = model.adapt(pictures(), LABELS).predict_proba(queries)
+        model.set_head_options({"predictive": "mc", "n_samples": 4000})
+        torch.manual_seed(0)
+        sampled = model.adapt(pictures(), LABELS).predict_proba(queries)
+        assert np.abs(exact - sampled).max() < 0.03
+
+
+def test_unknown_names_suggest_the_nearest():
+    with pytest.raises(UserError, match=r"There is no backbone 'conv4x'; did you mean 'conv4s?'\?"):
+        FewShotModel("conv4x")
+    with pytest.raises(UserError, match=r"There is no head 'proto'; did you mean 'protonet'\?"):
+        FewShotModel("conv4s", "proto")
+
+
+def test_a_model_without_parameters_has_a_device():
+    assert FewShotModel("pixels", "protonet").device == torch.device("cpu")
