@@ -442,6 +442,21 @@ class TestHeadOptions:
         assert model.config() == before
         assert model.head is head
 
+    @pytest.mark.parametrize("make", [list, tuple, np.array], ids=["list", "tuple", "array"])
+    def test_priors_may_be_any_row_of_numbers(self, model, make):
+        model.set_head_options({"priors": make([0.98, 0.01, 0.01])})
+        assert model.adapt(pictures(), LABELS).predict_proba(pictures(seed=1))[:, 0].mean() > 0.5
+
+    @pytest.mark.parametrize("priors", ["even", ["a", "b", "c"], [1, -1, 1], [1, np.nan, 1], [1, np.inf, 1]])
+    def test_priors_that_are_not_positive_are_refused(self, model, priors):
+        with pytest.raises(UserError, match="priors must be 'uniform' or one positive number a class"):
+            model.set_head_options({"priors": priors})
+
+    def test_priors_of_another_number_of_classes_are_refused(self, model):
+        model.set_head_options({"priors": [0.5, 0.5]})
+        with pytest.raises(UserError, match="priors must be 3 positive numbers, one a class"):
+            model.adapt(pictures(), LABELS)
+
     def test_monte_carlo_comes_near_the_deterministic_predictive(self, model):
         queries = pictures(seed=1)
         exact = model.adapt(pictures(), LABELS).predict_proba(queries)

@@ -59,8 +59,8 @@ class GPLDLA(Head):
             )
         if not hasattr(n_samples, "__index__") or n_samples < 1:
             raise UserError(f"n_samples must be a whole number of at least 1, not {n_samples!r}.")
-        if isinstance(priors, str) and priors != "uniform":
-            raise UserError(f"priors must be 'uniform' or one number a class, not {priors!r}.")
+        if not (priors is None or _is_uniform(priors) or _are_positive(priors)):
+            raise UserError(f"priors must be 'uniform' or one positive number a class, not {priors!r}.")
         # Two numbers cost nothing in float64, and float64 features then meet the β that was asked for.
         self.log_beta = nn.Parameter(torch.tensor(math.log(beta), dtype=torch.float64))
         self.log_beta_b = nn.Parameter(torch.tensor(math.log(beta_b), dtype=torch.float64))
@@ -120,14 +120,26 @@ class GPLDLA(Head):
         """Return log π_j [..., C]; −inf for a class without examples."""
         if self.priors is None:
             weights = counts
-        elif self.priors == "uniform":
+        elif _is_uniform(self.priors):
             weights = (counts > 0).to(counts.dtype)
         else:
             given = torch.as_tensor(self.priors, dtype=counts.dtype, device=counts.device)
-            if given.shape != counts.shape[-1:] or not bool((given > 0).all()):
+            if given.shape != counts.shape[-1:]:
                 raise UserError(f"priors must be {counts.shape[-1]} positive numbers, one a class.")
             weights = given * (counts > 0)
         return weights.log() - weights.sum(-1, keepdim=True).log()
+
+
+def _is_uniform(priors: object) -> bool:
+    return isinstance(priors, str) and priors == "uniform"
+
+
+def _are_positive(priors: object) -> bool:
+    try:
+        numbers = torch.as_tensor(priors, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return bool(((numbers > 0) & numbers.isfinite()).all())
 
 
 @dataclass
