@@ -158,14 +158,18 @@ class TestFitTemperature:
             fit_temperature(log_prob, labels), rel=1e-3
         )
 
-    @pytest.mark.parametrize(("labels", "bound"), [([0, 1], 0.05), ([1, 0], 20.0)], ids=["right", "wrong"])
-    def test_predictions_that_are_all_right_or_all_wrong_end_at_a_bound(self, labels, bound):
+    def test_predictions_that_are_all_right_are_sharpened_as_far_as_it_matters(self):
         log_prob = torch.tensor([[-0.2, -1.7], [-1.7, -0.2]])
-        assert fit_temperature(log_prob, torch.tensor(labels)) == pytest.approx(bound, rel=0.01)
+        temperature = fit_temperature(log_prob, torch.tensor([0, 1]))
+        assert negative_log_likelihood(apply_temperature(log_prob, temperature), torch.tensor([0, 1])) < 1e-6
+
+    def test_predictions_that_are_all_wrong_become_uniform(self):
+        log_prob = torch.tensor([[-0.2, -1.7], [-1.7, -0.2]])
+        assert fit_temperature(log_prob, torch.tensor([1, 0])) == pytest.approx(1000, rel=0.01)
 
     def test_predictions_without_any_doubt_give_a_usable_number(self):
         log_prob = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]])
-        assert 0.05 <= fit_temperature(log_prob, torch.tensor([0, 1])) <= 20
+        assert 0.01 <= fit_temperature(log_prob, torch.tensor([0, 1])) <= 1000
 
 
 def test_negative_log_likelihood_by_hand():

@@ -7,7 +7,7 @@ import torch
 
 from gpldla import evaluation
 from gpldla.calibration import apply_temperature, fit_temperature
-from gpldla.data.protocols import Protocol
+from gpldla.data.protocols import Part, Protocol
 from gpldla.data.transforms import evaluation_images
 from gpldla.episodes import EpisodeSampler
 from gpldla.errors import UserError
@@ -249,3 +249,10 @@ class TestRepresentingOnce:
 def test_a_task_that_the_data_cannot_give_is_refused(evaluator, task, message):
     with pytest.raises(UserError, match=message):
         evaluator.evaluate(task, episodes=5, repeats=1)
+
+
+def test_more_ways_than_validation_classes_use_the_stored_temperature(model):
+    protocol = noisy_protocol()
+    few = Part(protocol.part("validation").image_set, (0, 1))
+    evaluator = ProtocolEvaluator(model, Protocol("noisy", {**protocol.parts, "validation": few}))
+    assert evaluator.evaluate(TASK, episodes=4, repeats=1).val_temperature == model.temperature

@@ -475,3 +475,23 @@ def test_unknown_names_suggest_the_nearest():
 
 def test_a_model_without_parameters_has_a_device():
     assert FewShotModel("pixels", "protonet").device == torch.device("cpu")
+
+
+def test_a_model_of_another_backbone_version_is_refused(tmp_path):
+    FewShotModel("conv4s").save(tmp_path)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    config["preprocessing"]["mean"] = [0.5]
+    (tmp_path / CONFIG).write_text(json.dumps(config))
+    with pytest.raises(UserError, match="another conv4s than this version has"):
+        FewShotModel.from_pretrained(tmp_path)
+
+
+def test_a_photograph_turned_by_its_exif_note_is_turned(tmp_path):
+    upright = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees to see it upright
+    upright.rotate(90).save(tmp_path / "turned.png", exif=exif)
+    upright.save(tmp_path / "upright.png")
+    model = FewShotModel("pixels", "protonet")
+    turned, straight = model.embed([tmp_path / "turned.png", tmp_path / "upright.png"])
+    torch.testing.assert_close(turned, straight)

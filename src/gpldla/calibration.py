@@ -8,6 +8,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 BINS = 20
+TEMPERATURES = (0.01, 1000.0)  # where the best one is looked for
 
 
 def apply_temperature(log_prob: Tensor, temperature: float) -> Tensor:
@@ -30,9 +31,7 @@ def fit_temperature(log_prob: Tensor, labels: Tensor) -> float:
     def loss(log_temperature: float) -> float:
         return negative_log_likelihood(apply_temperature(log_prob, float(np.exp(log_temperature))), labels)
 
-    best = minimize_scalar(
-        loss, bounds=(np.log(0.05), np.log(20.0)), method="bounded", options={"xatol": 1e-4}
-    )
+    best = minimize_scalar(loss, bounds=np.log(TEMPERATURES), method="bounded", options={"xatol": 1e-4})
     return float(np.exp(best.x))
 
 

@@ -1,6 +1,7 @@
 """The main job on embedded data: meta-train, test on unseen classes and another domain, write a report."""
 
 import json
+import shlex
 import time
 from functools import partial
 from pathlib import Path
@@ -78,7 +79,8 @@ def run_demo(
 
     metrics = [json.loads(line) for line in (model_folder / METRICS).read_text("utf-8").splitlines()]
     report, results = folder / "report.html", folder / "results.json"
-    command = f"gpldla demo{' --fast' if fast else ''}{f' --seed {seed}' if seed else ''} -o {folder}"
+    options = ["--fast"] * fast + (["--seed", str(seed)] if seed else [])
+    command = shlex.join(["gpldla", "demo", *options, "-o", str(folder)])
     write_json(
         results,
         {"command": command, "version": __version__, "recipe": recipe.flat(), "rows": rows},
@@ -113,7 +115,7 @@ def run_demo(
             "command": command,
             "version": __version__,
             "seed": recipe.seed,
-            "model_folder": str(model_folder),
+            "model_folder": shlex.quote(str(model_folder)),
             "results_file": str(results),
         },
     )

@@ -123,8 +123,8 @@ class ProtocolEvaluator:
         """Measure the model on the novel classes.
 
         Each quantity comes three times: as predicted; with the temperature fitted on validation classes
-        (the one stored in the model where the protocol has none); and with it fitted on other episodes of
-        the novel classes, which is what the paper reports and no user can do.
+        (the one stored in the model where the protocol has too few of them); and with it fitted on other
+        episodes of the novel classes, which is what the paper reports and no user can do.
         """
         novel = self.part("novel")
         seeds = list(range(seed, seed + repeats))
@@ -132,7 +132,7 @@ class ProtocolEvaluator:
         everything = Predictions(torch.cat([p.log_prob for p in by_seed]), by_seed[0].labels)
 
         temperature = self.model.temperature
-        if "validation" in self.protocol.parts:
+        if "validation" in self.protocol.parts and len(self.protocol.part("validation").classes) >= task.ways:
             on_validation = self.part("validation").predict(
                 task, episodes=episodes, seed=seed, split="validation-temperature"
             )

@@ -2,13 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from gpldla.backbones import Backbone, Preprocessing, create_backbone
@@ -17,12 +15,10 @@ from gpldla.data.transforms import evaluation_images
 from gpldla.errors import UserError
 from gpldla.files import read_json, read_tensors, write_json, write_tensors
 from gpldla.heads import Head, Posterior, create_head
+from gpldla.pictures import ImageLike, picture_tensor
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 FORMAT = 1
-
-ImageLike = Image.Image | str | Path | np.ndarray
-"""A picture, the path of one, or an array [h, w], [h, w, 3] (uint8, or floats in 0..1)."""
 
 
 class FewShotModel(nn.Module):
@@ -111,7 +107,7 @@ class FewShotModel(nn.Module):
         parts = []
         for start in range(0, len(images), batch_size):
             stacked = torch.stack(
-                [_to_tensor(image, self.preprocessing) for image in images[start : start + batch_size]]
+                [picture_tensor(image, self.preprocessing) for image in images[start : start + batch_size]]
             )
             parts.append(self.represent(evaluation_images(stacked.to(self.device), self.preprocessing)))
         return torch.cat(parts)
@@ -127,7 +123,7 @@ class FewShotModel(nn.Module):
             "backbone": self.backbone_name,
             "head": self.head_name,
             "head_options": self.head_options,
-            "preprocessing": asdict(self.preprocessing),
+            "preprocessing": self.preprocessing.as_json(),
             "temperature": self.temperature,
             "info": self.info,
         }
@@ -163,6 +159,8 @@ class FewShotModel(nn.Module):
             raise UserError(
                 f"{folder / CONFIG} has the temperature {model.temperature}; it must be positive."
             )
+        if config.get("preprocessing") != model.config()["preprocessing"]:
+            raise UserError(f"{folder} was trained with another {model.backbone_name} than this version has.")
         weights, _ = read_tensors(folder / WEIGHTS)
         try:
             model.load_state_dict(weights)
@@ -215,7 +213,7 @@ class FewShotClassifier:
 
 
 def _non_empty(images: Sequence[ImageLike]) -> Sequence[ImageLike]:
-    if isinstance(images, (str, Path, Image.Image)):
+    if isinstance(images, (str, Path)) or not isinstance(images, Sequence | np.ndarray):
         raise UserError("Give a list of images, not a single one.")
     if len(images) == 0:
         raise UserError("There are no images; give at least one.")
@@ -247,50 +245,3 @@ def _label_array(labels: list[Any]) -> np.ndarray:
     if len(kinds) == 1 and kinds <= {str, int, float, bool}:
         return np.array(labels)
     return np.fromiter(labels, dtype=object, count=len(labels))
-
-
-def _to_tensor(image: ImageLike, preprocessing: Preprocessing) -> Tensor:
-    """Read one picture as uint8 [channels, resized, resized]."""
-    mode = "L" if preprocessing.channels == 1 else "RGB"
-    if isinstance(image, (str, Path)):
-        try:
-            with Image.open(image) as opened:
-                picture = _in_mode(opened, mode)
-        except Exception as error:  # decoders of damaged files raise all kinds
-            raise UserError(f"{image} cannot be read as an image ({error}).") from None
-    elif isinstance(image, Image.Image):
-        picture = _in_mode(image, mode)
-    elif isinstance(image, np.ndarray):
-        picture = _in_mode(_picture_of_array(image), mode)
-    else:
-        raise UserError(f"An image must be a picture, a path or an array, not {type(image).__name__}.")
-    if 0 in picture.size:
-        raise UserError("An image has no pixels.")
-    side = preprocessing.resized
-    if picture.size != (side, side):
-        picture = picture.resize((side, side), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(picture)).view(side, side, -1).permute(2, 0, 1)
-
-
-def _picture_of_array(array: np.ndarray) -> Image.Image:
-    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)) or array.size == 0:
-        raise UserError(f"An image array must be [h, w] or [h, w, 3], not {list(array.shape)}.")
-    if array.dtype.kind not in "buif":
-        raise UserError(f"An image array must hold numbers, not {array.dtype}.")
-    top = 1 if array.dtype.kind in "bf" else 255
-    if not (-0.01 * top <= array.min() and array.max() <= 1.01 * top):
-        values = f"{array.min()} to {array.max()}"
-        raise UserError(f"An image array of {array.dtype} must hold values from 0 to {top}, not {values}.")
-    return Image.fromarray((array * (255 / top)).round().clip(0, 255).astype(np.uint8))
-
-
-def _in_mode(picture: Image.Image, mode: str) -> Image.Image:
-    """Convert to "L" or "RGB": what is transparent lies on white paper, 16 bits become 8."""
-    if picture.mode.startswith("I"):
-        return Image.fromarray((np.asarray(picture) / 257).round().clip(0, 255).astype(np.uint8)).convert(
-            mode
-        )
-    if picture.has_transparency_data:
-        paper = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(paper, picture.convert("RGBA"))
-    return picture.convert(mode)

@@ -25,6 +25,10 @@ class Preprocessing:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    def as_json(self) -> dict[str, object]:
+        """Return the facts as they stand in a model's config.json."""
+        return {"size": self.size, "channels": self.channels, "mean": list(self.mean), "std": list(self.std)}
+
     @property
     def resized(self) -> int:
         """Side of the image before the centre crop: 96 for 84, 32 for 28."""
