@@ -10,6 +10,7 @@ from gpldla.training import train
 
 from .heads.head_contract import random_episode
 from .helpers import tiny_protocol, tiny_recipe, tiny_set, whole
+from .test_training import StopAfter
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -40,7 +41,11 @@ def test_episodes_are_the_same_on_every_device():
 def test_training_runs_and_resumes(tmp_path, monkeypatch, precision):
     monkeypatch.setattr(training, "load_protocol", tiny_protocol)
     recipe = tiny_recipe(precision=precision, augment="characters")
+    monkeypatch.setattr(training, "stop_signals", lambda: StopAfter(5))
+    assert not train(recipe, tmp_path, accelerator="cuda", show_progress=False).finished
+    monkeypatch.undo()
+    monkeypatch.setattr(training, "load_protocol", tiny_protocol)
     result = train(recipe, tmp_path, accelerator="cuda", show_progress=False)
     assert result.finished
+    assert result.episodes == recipe.episodes
     assert all(t.isfinite().all() for t in result.model.state_dict().values())
-    assert train(recipe, tmp_path, accelerator="cuda", show_progress=False).episodes == recipe.episodes

@@ -30,13 +30,14 @@ def demo(tmp_path_factory):
 
 
 def test_is_fast(demo):
-    assert demo.seconds < 60
+    """About 12 s alone on two cores; the limit leaves room for a test running beside it."""
+    assert demo.seconds < 40
 
 
 def test_every_setting_has_a_row(demo):
     rows = demo.results["rows"]
     assert rows == demo.returned["rows"]
-    assert [row["label"] for row in rows] == [label for label, *_ in SETTINGS]
+    assert [row["label"] for row in rows] == [setting.label for setting in SETTINGS]
     for row in rows:
         assert {"accuracy", "interval", "nll", "ece", "pixels", "untrained"} <= row.keys()
 

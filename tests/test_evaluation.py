@@ -19,7 +19,7 @@ from .helpers import tiny_protocol, tiny_set, whole
 
 TASK = Task(ways=3, shots=2, queries=3)
 MEASURED = ("accuracy", "interval", "nll", "ece")
-SUFFIXES = ("", "_val_temperature", "_paper_temperature")
+SUFFIXES = ("", "_model_temperature", "_val_temperature", "_paper_temperature")
 
 
 def noisy_protocol(parts=("validation", "novel")):
@@ -70,7 +70,7 @@ class TestNumbers:
     def test_each_temperature_gives_its_own_likelihood(self, evaluator):
         result = evaluator.evaluate(TASK, episodes=30, repeats=1)
         log_prob, labels = result.predictions.flat
-        temperatures = (1.0, result.numbers["temperature_val"], result.numbers["temperature_paper"])
+        temperatures = [1.0, *(result.numbers[f"temperature_{kind}"] for kind in ("model", "val", "paper"))]
         for suffix, temperature in zip(SUFFIXES, temperatures):
             expected = torch.nn.functional.nll_loss(apply_temperature(log_prob, temperature), labels)
             assert result.numbers["nll" + suffix] == pytest.approx(expected.item(), rel=1e-5)
@@ -186,9 +186,7 @@ class TestTemperatures:
         predictions = evaluator.part("validation").predict(
             TASK, episodes=20, seed=0, split="validation-temperature"
         )
-        assert (
-            result.val_temperature == result.numbers["temperature_val"] == fit_temperature(*predictions.flat)
-        )
+        assert result.numbers["temperature_val"] == fit_temperature(*predictions.flat)
 
     def test_a_protocol_without_validation_uses_the_one_of_the_model(self, model):
         evaluator = ProtocolEvaluator(model, noisy_protocol(parts=["novel"]))
@@ -255,4 +253,4 @@ def test_more_ways_than_validation_classes_use_the_stored_temperature(model):
     protocol = noisy_protocol()
     few = Part(protocol.part("validation").image_set, (0, 1))
     evaluator = ProtocolEvaluator(model, Protocol("noisy", {**protocol.parts, "validation": few}))
-    assert evaluator.evaluate(TASK, episodes=4, repeats=1).val_temperature == model.temperature
+    assert evaluator.evaluate(TASK, episodes=4, repeats=1).numbers["temperature_val"] == model.temperature

@@ -51,8 +51,8 @@ class TestTables:
     @pytest.fixture
     def numbers(self):
         numbers = {"dataset": "glyphs", "ways": 5, "shots": 1, "repeats": 5, "episodes": 600}
-        numbers |= {"temperature_val": 1.25, "temperature_paper": 1.5}
-        for place, suffix in enumerate(("", "_val_temperature", "_paper_temperature")):
+        numbers |= {"temperature_model": 1.75, "temperature_val": 1.25, "temperature_paper": 1.5}
+        for place, suffix in enumerate(("", "_model_temperature", "_val_temperature", "_paper_temperature")):
             numbers |= {"accuracy" + suffix: 91.234, "interval" + suffix: 0.456, "nll" + suffix: 0.1 + place}
             numbers |= {"ece" + suffix: 2.5 + place, "ece_equal_mass" + suffix: 7.5 + place}
         return numbers
@@ -61,8 +61,14 @@ class TestTables:
         text = printed(evaluation_table(numbers))
         assert "glyphs, 5-way 1-shot" in text
         assert "5 × 600 episodes" in text
-        assert text.count("91.23 ± 0.46") == 3
-        for cells in (("1.00", "0.100", "2.50"), ("1.25", "1.100", "3.50"), ("1.50", "2.100", "4.50")):
+        assert text.count("91.23 ± 0.46") == 4
+        rows = [
+            ("1.00", "0.100", "2.50"),
+            ("1.75", "1.100", "3.50"),
+            ("1.25", "2.100", "4.50"),
+            ("1.50", "3.100"),
+        ]
+        for cells in rows:
             assert any(all(cell in line for cell in cells) for line in text.splitlines())
 
     def test_protocols_have_a_row_a_part(self):
@@ -144,7 +150,7 @@ def facts():
         "pixels": 55.6,
         "untrained": 36.6,
     }
-    row |= {"ece": 5.5, "ece_val_temperature": 1.5, "nll_val_temperature": 0.25}
+    row |= {"ece": 5.5, "ece_model_temperature": 1.5, "nll": 0.5, "nll_model_temperature": 0.25}
     queries = [
         DrawnQuery(image, 0, np.array([0.7, 0.2, 0.1])),
         DrawnQuery(image, 0, np.array([0.1, 0.9, 0.0])),
@@ -158,6 +164,7 @@ def facts():
         "n_queries": "1,000",
         "results": [row],
         "reliability_plot": reliability_plot([("unseen scripts", "as predicted", bins())]),
+        "verdict": ["It is good.", "It is bad."],
         "episodes": [DrawnEpisode("A task", ["Lao a", NASTY, "Lao c"], [[image]] * 3, queries)],
         "n_training_episodes": "800",
         "ways": 20,

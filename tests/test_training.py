@@ -16,7 +16,7 @@ from gpldla.heads import base as heads_base
 from gpldla.model import FewShotModel
 from gpldla.training import METRICS, train
 
-from .helpers import tiny_protocol, tiny_recipe
+from .helpers import tiny_protocol, tiny_recipe, tiny_set
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -210,43 +210,87 @@ def passing_heads():
     heads_base._HEADS.update(before)
 
 
-@pytest.mark.parametrize("kind", ["maps", "backbone"])
-def test_training_and_evaluation_serve_heads_of_every_kind(tmp_path, passing_heads, kind):
-    seen = []
+class MapsHead(Head):
+    """Nearest mean of feature maps, with a loss of its own."""
 
-    class MapsHead(Head):
-        consumes = kind
+    consumes = "maps"
 
-        def __init__(self, feature_dim=None):
-            super().__init__()
-            self.scale = torch.nn.Parameter(torch.ones(()))
+    def __init__(self, feature_dim=None):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
 
-        def adapt(self, support, labels, n_way, *, backbone=None):
-            seen.append((tuple(support.shape[-3:]), backbone is not None))
-            flat = self._flat(support, backbone)
-            member = torch.nn.functional.one_hot(labels, n_way).float()
-            return _MapsPosterior(self, member.mT @ flat / member.sum(-2).unsqueeze(-1), backbone)
+    def adapt(self, support, labels, n_way, *, backbone=None):
+        assert support.shape[-3:] == (64, 1, 1)
+        assert backbone is None
+        member = torch.nn.functional.one_hot(labels, n_way).float()
+        means = member.mT @ support.flatten(-3) / member.sum(-2).unsqueeze(-1)
+        return Answer(lambda query: -self.scale * torch.cdist(query.flatten(-3), means))
 
-        def _flat(self, examples, backbone):
-            if backbone is not None:
-                leading = examples.shape[:-3]
-                return backbone(examples.flatten(0, -4)).view(*leading, -1) * self.scale
-            return examples.flatten(-3) * self.scale
+    def loss(self, support, labels, query, query_labels, n_way, *, backbone=None):
+        log_prob = self.adapt(support, labels, n_way).log_prob(query)
+        return 2 * torch.nn.functional.nll_loss(log_prob, query_labels)
 
-        def loss(self, support, labels, query, query_labels, n_way, *, backbone=None):
-            log_prob = self.adapt(support, labels, n_way, backbone=backbone).log_prob(query)
-            return 2 * torch.nn.functional.nll_loss(log_prob, query_labels)
 
-    class _MapsPosterior(Posterior):
-        def __init__(self, head, means, backbone):
-            self.head, self.means, self.backbone = head, means, backbone
+class GradientHead(Head):
+    """A gradient step on a linear layer and the last block of the network, as MAML takes it."""
 
-        def log_prob(self, query):
-            return -torch.cdist(self.head._flat(query, self.backbone), self.means).log_softmax(-1)
+    consumes = "backbone"
 
-    register_head("test-kind")(MapsHead)
-    result = run(tiny_recipe(head="test-kind", ema=0.0), tmp_path)
-    assert result.finished
-    expected = ((64, 1, 1), False) if kind == "maps" else ((1, 28, 28), True)
-    assert set(seen) == {expected}
-    assert FewShotModel.from_pretrained(tmp_path).head_name == "test-kind"
+    def __init__(self, feature_dim=None):
+        super().__init__()
+        self.rate = torch.nn.Parameter(torch.tensor(0.5))
+
+    def adapt(self, support, labels, n_way, *, backbone=None):
+        assert support.shape[-3:] == (1, 28, 28)
+        episodes = support.flatten(0, -5) if support.ndim > 4 else support.unsqueeze(0)
+        adapted = [
+            self._adapt_one(s, y, n_way, backbone) for s, y in zip(episodes, labels.view(len(episodes), -1))
+        ]
+
+        def scores(query):
+            queries = query.flatten(0, -5) if query.ndim > 4 else query.unsqueeze(0)
+            answers = torch.stack([self._scores(x, backbone, *a) for x, a in zip(queries, adapted)])
+            return answers if query.ndim > 4 else answers[0]
+
+        return Answer(scores)
+
+    def _adapt_one(self, support, labels, n_way, backbone):
+        with torch.enable_grad():  # evaluation calls this without gradients
+            weights = {n: p for n, p in backbone.named_parameters() if n.startswith("blocks.3")}
+            layer = torch.zeros(backbone.feature_dim, n_way, requires_grad=True)
+            loss = torch.nn.functional.cross_entropy(self._scores(support, backbone, weights, layer), labels)
+            gradients = torch.autograd.grad(loss, [layer, *weights.values()], create_graph=self.training)
+            steps = [p - self.rate * g for p, g in zip([layer, *weights.values()], gradients)]
+        return dict(zip(weights, steps[1:])), steps[0]
+
+    def _scores(self, images, backbone, weights, layer):
+        return torch.func.functional_call(backbone, weights, (images,)) @ layer
+
+
+class Answer(Posterior):
+    def __init__(self, scores):
+        self.scores = scores
+
+    def log_prob(self, query):
+        return self.scores(query).log_softmax(-1)
+
+
+@pytest.mark.parametrize("head", [MapsHead, GradientHead])
+def test_training_evaluation_and_adaptation_serve_heads_of_every_kind(tmp_path, passing_heads, head):
+    register_head("test-kind")(head)
+    result = run(tiny_recipe(head="test-kind", ema=0.0, episodes=30, learning_rate=0.01), tmp_path)
+    assert result.model.info["validation_accuracy"] > 60  # chance is 33 %
+    model = FewShotModel.from_pretrained(tmp_path)
+    pictures = [image[0] for image in tiny_set((4, 4), seed=5).images]
+    probabilities = model.adapt(pictures, [0] * 4 + [1] * 4).predict_proba(pictures)
+    assert probabilities.sum(1) == pytest.approx(1, abs=1e-5)
+    assert (probabilities.argmax(1) == [0] * 4 + [1] * 4).mean() > 0.6
+
+
+def test_a_head_that_wants_a_base_classifier_is_refused(tmp_path, passing_heads):
+    class BaseFirst(MapsHead):
+        base_stage = "linear"
+
+    register_head("test-base")(BaseFirst)
+    with pytest.raises(UserError, match="wants a base classifier first"):
+        run(tiny_recipe(head="test-base"), tmp_path)

@@ -26,7 +26,7 @@ data_app = typer.Typer(help="Data sets: what there is, and what it looks like.",
 app.add_typer(data_app, name="data")
 
 # Wrong usage, such as an unknown option: click's ClickException, which newer versions of typer keep inside.
-WrongUsage: type[Exception] = typer.BadParameter.__mro__[2]
+WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 messages = Console(stderr=True)
 Cache = Annotated[
@@ -215,9 +215,11 @@ def show_data(
 
     Example: gpldla data show glyphs -o glyphs.png
     """
-    from gpldla.data import load_set
+    from gpldla.data import list_protocols, list_sets, load_set
     from gpldla.data.contact_sheet import contact_sheet
 
+    if name not in list_sets() and name in list_protocols():
+        raise UserError(f"{name!r} joins several data sets; show one of {', '.join(list_sets())}.")
     output = output or Path(f"{name}.png")
     if output.suffix.lower() != ".png":
         raise UserError(f"{output} must end in .png.")
@@ -256,10 +258,13 @@ def main() -> None:
         print(f"gpldla: {error}", file=sys.stderr)
         code = 2
     except WrongUsage as error:
-        message = error.format_message()  # type: ignore[attr-defined]
+        message = error.format_message()
         if "\n" not in message:  # else no command was given, and it is the help itself
             message = f"gpldla: {message}{'' if message[-1:] in '.?' else '.'} See gpldla --help."
         print(message, file=sys.stderr)
+        code = 2
+    except OSError as error:  # a full disk, a folder that vanished: nothing a traceback would explain
+        print(f"gpldla: {error}; check that the place exists and can be written to.", file=sys.stderr)
         code = 2
     except (typer.Abort, KeyboardInterrupt):
         code = 130

@@ -3,6 +3,7 @@
 import json
 import shlex
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from gpldla import __version__
 from gpldla.calibration import Reliability, apply_temperature, reliability
 from gpldla.data import Protocol, load_protocol
 from gpldla.data.glyphs import SCRIPTS_OF_PART
-from gpldla.episodes import EpisodeSampler
 from gpldla.evaluation import Evaluation, ProtocolEvaluator, Task, measure
 from gpldla.files import write_json
 from gpldla.model import FewShotModel
@@ -31,17 +31,28 @@ from gpldla.report import (
 )
 from gpldla.training import METRICS, train
 
-# What is measured: label, data set, ways, shots, font families kept apart
-SETTINGS = [
-    ("unseen scripts, 5-way 1-shot", "glyphs", 5, 1, True),
-    ("unseen scripts, 5-way 5-shot", "glyphs", 5, 5, True),
-    ("unseen scripts, 20-way 1-shot", "glyphs", 20, 1, True),
-    ("unseen scripts, 20-way 5-shot", "glyphs", 20, 5, True),
-    ("unseen scripts, font families mixed, 5-way 1-shot", "glyphs", 5, 1, False),
-    ("unseen scripts, font families mixed, 5-way 5-shot", "glyphs", 5, 5, False),
-    ("handwritten digits, 5-way 1-shot", "glyphs-digits", 5, 1, False),
-    ("handwritten digits, 5-way 5-shot", "glyphs-digits", 5, 5, False),
-]
+
+@dataclass(frozen=True)
+class Setting:
+    """One line of the results: which tasks, from which data."""
+
+    label: str
+    dataset: str
+    task: Task
+
+
+LETTERS = Setting("unseen scripts, 5-way 1-shot", "glyphs", Task(5, 1, separate_groups=True))
+DIGITS = Setting("handwritten digits, 5-way 1-shot", "glyphs-digits", Task(5, 1))
+SETTINGS = (
+    LETTERS,
+    Setting("unseen scripts, 5-way 5-shot", "glyphs", Task(5, 5, separate_groups=True)),
+    Setting("unseen scripts, 20-way 1-shot", "glyphs", Task(20, 1, separate_groups=True)),
+    Setting("unseen scripts, 20-way 5-shot", "glyphs", Task(20, 5, separate_groups=True)),
+    Setting("unseen scripts, font families mixed, 5-way 1-shot", "glyphs", Task(5, 1)),
+    Setting("unseen scripts, font families mixed, 5-way 5-shot", "glyphs", Task(5, 5)),
+    DIGITS,
+    Setting("handwritten digits, 5-way 5-shot", "glyphs-digits", Task(5, 5)),
+)
 DRAWN_QUERIES = 6
 
 
@@ -67,13 +78,17 @@ def run_demo(
     trained = train(recipe, model_folder, accelerator="cpu", cache=cache, console=console)
     if not trained.finished:
         raise KeyboardInterrupt
-    ours = {name: ProtocolEvaluator(trained.model, protocol) for name, protocol in protocols.items()}
-    evaluations = [
-        ours[dataset].evaluate(
-            Task(ways, shots, 15, separate), episodes=queries // (ways * 15), repeats=1, seed=seed
+    model = trained.model
+    ours = {name: ProtocolEvaluator(model, protocol) for name, protocol in protocols.items()}
+    evaluations = {
+        setting: ours[setting.dataset].evaluate(
+            setting.task,
+            episodes=queries // (setting.task.ways * setting.task.queries),
+            repeats=1,
+            seed=seed,
         )
-        for _, dataset, ways, shots, separate in SETTINGS
-    ]
+        for setting in SETTINGS
+    }
     rows = _rows(evaluations, recipe, protocols)
     console.print(_results_table(rows))
 
@@ -88,7 +103,7 @@ def run_demo(
     write_demo_report(
         report,
         {
-            "training_seconds": round(trained.model.info["seconds"]),
+            "training_seconds": round(model.info["seconds"]),
             "total_seconds": round(time.monotonic() - started),
             "base_scripts": _listed(SCRIPTS_OF_PART["base"]),
             "validation_scripts": _listed(SCRIPTS_OF_PART["validation"]),
@@ -96,16 +111,14 @@ def run_demo(
             "n_queries": f"{queries:,}",
             "results": rows,
             "reliability_plot": reliability_plot(
-                [
-                    pair
-                    for place in (0, 6)
-                    for pair in _before_and_after(evaluations[place], SETTINGS[place][0])
-                ]
+                _before_and_after(LETTERS, evaluations[LETTERS], model)
+                + _before_and_after(DIGITS, evaluations[DIGITS], model)
             ),
+            "verdict": _verdict(rows),
             "episodes": [
-                _draw(ours["glyphs"], Task(5, 1, 15, True), "Unseen script, one example a letter", 0),
-                _draw(ours["glyphs"], Task(5, 5, 15, True), "Unseen script, five examples a letter", 1),
-                _draw(ours["glyphs-digits"], Task(5, 1, 15), "Handwritten digits, one example a digit", 2),
+                _draw(ours["glyphs"], LETTERS.task, "Unseen script, one example a letter", 0),
+                _draw(ours["glyphs"], SETTINGS[1].task, "Unseen script, five examples a letter", 1),
+                _draw(ours["glyphs-digits"], DIGITS.task, "Handwritten digits, one example a digit", 2),
             ],
             "n_training_episodes": f"{recipe.episodes:,}",
             "ways": recipe.ways,
@@ -124,37 +137,34 @@ def run_demo(
 
 
 def _rows(
-    evaluations: list[Evaluation], recipe: Recipe, protocols: dict[str, Protocol]
+    evaluations: dict[Setting, Evaluation], recipe: Recipe, protocols: dict[str, Protocol]
 ) -> list[dict[str, Any]]:
     """Put the controls beside the trained model: the nearest class mean, on the same episodes."""
     torch.manual_seed(recipe.seed)
     untrained = FewShotModel(recipe.backbone, "protonet")
     controls = {
-        (name, dataset): ProtocolEvaluator(model, protocol)
+        (name, dataset): ProtocolEvaluator(model, protocol).part("novel")
         for name, model in (("pixels", FewShotModel("pixels", "protonet")), ("untrained", untrained))
         for dataset, protocol in protocols.items()
     }
     rows = []
-    for (label, dataset, ways, shots, separate), evaluation in zip(SETTINGS, evaluations):
-        row = {"label": label, **evaluation.numbers}
+    for setting, evaluation in evaluations.items():
+        row = {"label": setting.label, **evaluation.numbers}
         for name in ("pixels", "untrained"):
-            predictions = (
-                controls[name, dataset]
-                .part("novel")
-                .predict(
-                    Task(ways, shots, 15, separate),
-                    episodes=evaluation.numbers["episodes"],
-                    seed=recipe.seed,
-                    split="novel",
-                )
+            predictions = controls[name, setting.dataset].predict(
+                setting.task, episodes=evaluation.numbers["episodes"], seed=recipe.seed, split="novel"
             )
             row[name] = measure(predictions)["accuracy"]
         rows.append(row)
     return rows
 
 
+def _row_of(setting: Setting, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return next(row for row in rows if row["label"] == setting.label)
+
+
 def _cards(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    letters, digits = rows[0], rows[6]
+    letters, digits = _row_of(LETTERS, rows), _row_of(DIGITS, rows)
     return [
         {
             "value": f"{letters['accuracy']:.0f} %",
@@ -162,15 +172,33 @@ def _cards(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
             f" {letters['pixels']:.0f} %",
         },
         {
+            "value": f"{letters['ece_model_temperature']:.1f} points",
+            "text": "between stated confidence and real accuracy there",
+        },
+        {
             "value": f"{digits['accuracy']:.0f} %",
             "text": "right on handwritten digits, though it learned from printed letters only; pixels reach"
             f" {digits['pixels']:.0f} %",
         },
         {
-            "value": f"{letters['ece_val_temperature']:.1f} points",
-            "text": "between stated confidence and real accuracy on unseen scripts, after one temperature",
+            "value": f"{digits['ece_model_temperature']:.1f} points",
+            "text": "between confidence and accuracy on digits: trust it less far from home",
         },
     ]
+
+
+def _verdict(rows: list[dict[str, Any]]) -> list[str]:
+    """Say in words what the temperature did to the calibration, for better or worse."""
+    sentences = []
+    for setting in (LETTERS, DIGITS):
+        row = _row_of(setting, rows)
+        before, after = row["ece"], row["ece_model_temperature"]
+        change = "brings it closer to the truth" if after < before else "makes it worse"
+        sentences.append(
+            f"On {setting.label}, the temperature {change}: the calibration error goes from {before:.1f} to"
+            f" {after:.1f} points, the NLL from {row['nll']:.3f} to {row['nll_model_temperature']:.3f}."
+        )
+    return sentences
 
 
 def _results_table(rows: list[dict[str, Any]]) -> Table:
@@ -184,17 +212,19 @@ def _results_table(rows: list[dict[str, Any]]) -> Table:
             f"{row['pixels']:.1f}",
             f"{row['untrained']:.1f}",
             f"{row['ece']:.1f}",
-            f"{row['ece_val_temperature']:.1f}",
+            f"{row['ece_model_temperature']:.1f}",
         )
     return table
 
 
-def _before_and_after(evaluation: Evaluation, label: str) -> list[tuple[str, str, Reliability]]:
+def _before_and_after(
+    setting: Setting, evaluation: Evaluation, model: FewShotModel
+) -> list[tuple[str, str, Reliability]]:
     log_prob, labels = evaluation.predictions.flat
-    tempered = apply_temperature(log_prob, evaluation.val_temperature)
+    tempered = apply_temperature(log_prob, model.temperature)
     return [
-        (label, "as predicted", reliability(log_prob, labels)),
-        (label, f"temperature {evaluation.val_temperature:.2f}", reliability(tempered, labels)),
+        (setting.label, "as predicted", reliability(log_prob, labels)),
+        (setting.label, f"temperature {model.temperature:.2f}", reliability(tempered, labels)),
     ]
 
 
@@ -202,15 +232,7 @@ def _draw(evaluator: ProtocolEvaluator, task: Task, title: str, seed: int) -> Dr
     """Answer one random task and collect what a person needs to see of it."""
     part = evaluator.protocol.part("novel")
     images = part.images().numpy()
-    drawn = EpisodeSampler(
-        part,
-        ways=task.ways,
-        shots=task.shots,
-        queries=task.queries,
-        seed=seed,
-        split="report",
-        separate_groups=task.separate_groups,
-    ).draw(0, 1)
+    drawn = task.sampler(part, seed=seed, split="report").draw(0, 1)
     answers = evaluator.part("novel").predict(task, episodes=1, seed=seed, split="report")
     probabilities = apply_temperature(answers.log_prob[0], evaluator.model.temperature).exp().numpy()
     shown = torch.randperm(len(drawn.query_labels), generator=torch.Generator().manual_seed(seed))[

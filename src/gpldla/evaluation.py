@@ -64,7 +64,7 @@ class PartEvaluator:
 
     def __init__(self, model: FewShotModel, part: Part) -> None:
         self.model, self.part = model.eval(), part
-        with torch.inference_mode():
+        with torch.no_grad():
             self._represented = self._represent_all()
 
     def _represent_all(self) -> Tensor:
@@ -75,7 +75,7 @@ class PartEvaluator:
             parts.append(self.model.represent(prepared))
         return torch.cat(parts)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, task: Task, *, episodes: int, seed: int, split: str) -> Predictions:
         """Answer episodes 0 .. episodes - 1 of (seed, split); Monte Carlo draws follow `seed` too."""
         sampler = task.sampler(self.part, seed=seed, split=split)
@@ -103,7 +103,6 @@ class Evaluation:
 
     numbers: dict[str, Any]
     predictions: Predictions
-    val_temperature: float
 
 
 class ProtocolEvaluator:
@@ -122,9 +121,10 @@ class ProtocolEvaluator:
     def evaluate(self, task: Task, *, episodes: int = 600, repeats: int = 5, seed: int = 0) -> Evaluation:
         """Measure the model on the novel classes.
 
-        Each quantity comes three times: as predicted; with the temperature fitted on validation classes
-        (the one stored in the model where the protocol has too few of them); and with it fitted on other
-        episodes of the novel classes, which is what the paper reports and no user can do.
+        Each quantity comes four times: as predicted; with the temperature stored in the model, which
+        `predict_proba` applies; with it fitted on validation classes for this very task (the stored one
+        where the protocol has too few of them); and with it fitted on other episodes of the novel classes,
+        which is what the paper reports and no user can do.
         """
         novel = self.part("novel")
         seeds = list(range(seed, seed + repeats))
@@ -151,16 +151,18 @@ class ProtocolEvaluator:
             "episodes": episodes,
             "repeats": repeats,
             "seeds": seeds,
+            "temperature_model": self.model.temperature,
             "temperature_val": temperature,
             "temperature_paper": paper_temperature,
         }
         for suffix, t in (
             ("", 1.0),
+            ("_model_temperature", self.model.temperature),
             ("_val_temperature", temperature),
             ("_paper_temperature", paper_temperature),
         ):
             numbers |= {name + suffix: value for name, value in measure(everything, repeats, t).items()}
-        return Evaluation(numbers, everything, temperature)
+        return Evaluation(numbers, everything)
 
 
 def measure(predictions: Predictions, repeats: int = 1, temperature: float = 1.0) -> dict[str, float]:

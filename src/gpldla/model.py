@@ -100,7 +100,7 @@ class FewShotModel(nn.Module):
     def _adaptable_backbone(self) -> Backbone | None:
         return self.backbone if self.head.consumes == "backbone" else None
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def embed(self, images: Sequence[ImageLike], *, batch_size: int = 256) -> Tensor:
         """Turn pictures to what the head consumes, [n, ...]."""
         self.eval()
@@ -192,13 +192,13 @@ class FewShotClassifier:
         self.classes = _label_array(classes)
         self._model, self._support, self._labels = model, support, listed
         number_of = {label: number for number, label in enumerate(classes)}
-        with torch.inference_mode():
+        with torch.no_grad():
             numbers = torch.tensor([number_of[label] for label in listed], device=support.device)
             self._posterior = model.posterior(support, numbers, len(classes))
 
     def predict_proba(self, images: Sequence[ImageLike]) -> np.ndarray:
         """Return p(class | image), [n, n_classes] in the order of `classes`, with the model's temperature."""
-        with torch.inference_mode():
+        with torch.no_grad():
             log_prob = self._posterior.log_prob(self._model.embed(_non_empty(images)))
             return apply_temperature(log_prob, self._model.temperature).exp().cpu().numpy()
 

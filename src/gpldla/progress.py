@@ -5,8 +5,10 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 SECONDS_BETWEEN_LINES = 10.0
+SHORT_NAMES = {"accuracy": "acc %", "beta": "β", "beta_b": "β_b"}
 
 
 def say(console: Console, message: str) -> None:
@@ -23,14 +25,15 @@ class TrainingProgress:
         self._last_line = self._started
         self._bar: Progress | None = None
         if enabled and console.is_terminal:
+            # In a narrow window the bar gives way, the numbers stay.
             self._bar = Progress(
-                TextColumn("training"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TextColumn("{task.fields[numbers]}"),
-                TimeRemainingColumn(),
+                BarColumn(bar_width=None, table_column=Column(ratio=1)),
+                MofNCompleteColumn(table_column=Column(no_wrap=True)),
+                TextColumn("{task.fields[rate]}", table_column=Column(no_wrap=True)),
+                TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
+                TimeRemainingColumn(table_column=Column(no_wrap=True)),
                 console=console,
+                expand=True,
             )
             self._task = self._bar.add_task("training", total=total, completed=done, rate="", numbers="")
 
@@ -51,8 +54,8 @@ class TrainingProgress:
             return
         now = time.monotonic()
         rate = (done - self._first) / max(now - self._started, 1e-9)
-        rate_text = f"{rate:.1f} episodes/s"
-        text = "  ".join(f"{name.replace('beta', 'β')} {value:.3g}" for name, value in numbers.items())
+        rate_text = f"{rate:.1f} episodes/s" if self._console.width >= 100 else f"{rate:.1f}/s"
+        text = " ".join(f"{SHORT_NAMES.get(name, name)} {value:.3g}" for name, value in numbers.items())
         if self._bar:
             self._bar.update(self._task, completed=done, rate=rate_text, numbers=text)
         elif now - self._last_line >= SECONDS_BETWEEN_LINES or done == self._total:

@@ -36,7 +36,8 @@ def evaluation_table(numbers: dict[str, Any]) -> Table:
         table.add_column(column, justify="left" if column == "temperature" else "right")
     rows = (
         ("none", "", 1.0),
-        ("from validation classes", "_val_temperature", numbers["temperature_val"]),
+        ("stored in the model", "_model_temperature", numbers["temperature_model"]),
+        ("from validation classes, for this task", "_val_temperature", numbers["temperature_val"]),
         ("from other test episodes (as in the paper)", "_paper_temperature", numbers["temperature_paper"]),
     )
     for label, suffix, temperature in rows:

@@ -34,7 +34,7 @@ from gpldla.recipe import Recipe
 
 METRICS = "metrics.jsonl"
 EPISODES_DRAWN_AT_ONCE = 256
-ACCURACY_EVERY = 5  # episodes between looks at the training accuracy, which costs a second pass of the head
+ACCURACY_EVERY = 5  # episodes, at most, between looks at the training accuracy: a second pass of the head
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,9 @@ class _Run:
         torch.manual_seed(recipe.seed)
         self.model = FewShotModel(recipe.backbone, recipe.head, head_options=recipe.head_options)
         if self.model.head.base_stage is not None:
-            raise UserError(f"Head {recipe.head!r} wants a base classifier first, which training lacks yet.")
+            raise UserError(
+                f"Head {recipe.head!r} wants a base classifier first; this version trains by episodes only."
+            )
         if not list(self.model.parameters()):
             raise UserError(f"Backbone {recipe.backbone!r} with head {recipe.head!r} has nothing to learn.")
         if fabric.device.type == "mps":
@@ -217,7 +219,7 @@ class _Run:
                 )
             self.fabric.backward(loss / len(episodes.support))
             self.window.add("loss", loss.item())
-            if self.done % ACCURACY_EVERY == 0:
+            if self.done % min(ACCURACY_EVERY, self.recipe.log_every) == 0:
                 self.window.add("accuracy", self._accuracy(represented, labels, query_labels))
             self.done += 1
         self.optimizer.step()

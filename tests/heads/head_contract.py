@@ -29,7 +29,7 @@ def random_episode(shots, ways, queries, d, *, batch=(), dtype=torch.float64, se
 
 
 class HeadContract:
-    """Inherit and set `name`; `options` go to create_head, `exact` says float64 results are deterministic."""
+    """Inherit and set `name`; `options` go to create_head."""
 
     name: str
     options: dict = {}
@@ -100,7 +100,7 @@ class HeadContract:
             loss.backward()
             assert loss.isfinite(), name
             for tensor in (features, query, *head.parameters()):
-                assert tensor.grad is None or tensor.grad.isfinite().all(), name
+                assert tensor.grad is None or tensor.grad.abs().max() < 1e3, name
 
     def test_class_without_examples_is_impossible(self, head):
         support, labels, query, _ = random_episode(3, 4, 2, self.feature_dim)

@@ -198,7 +198,7 @@ def test_zero_features_give_uniform_probabilities():
 
 
 def test_unit_features_make_the_cosine_rule_in_one_shot():
-    """protocol: for one shot the surrogate is nearest cosine with scale 1/σ²* = β√d / rms‖μ‖ = β√d."""
+    """For one shot the surrogate is nearest cosine with scale 1/σ²* = β√d / rms‖μ‖ = β√d."""
     support, labels, query, _ = random_episode(1, 5, 3, 50)
     mean, _ = adapted(support, labels, 5, 1.5, 1.0).logits(query)
     cosine = torch.nn.functional.normalize(query, dim=-1) @ torch.nn.functional.normalize(support, dim=-1).mT

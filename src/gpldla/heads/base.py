@@ -106,6 +106,12 @@ def create_head(name: str, feature_dim: int | None = None, **options: Any) -> He
     return _HEADS[name](feature_dim, **options)
 
 
+def unit_length(x: Tensor) -> Tensor:
+    """Scale features [..., d] to length 1; a zero feature stays zero and gets a zero gradient."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * (norm > 0) / norm.where(norm > 0, 1)
+
+
 def class_one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
     """Return the membership matrix of the support set, [..., n] → [..., n, n_way]."""
     classes = torch.arange(n_way, device=labels.device)

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpldla.errors import UserError, did_you_mean
 from gpldla.heads import predictive
-from gpldla.heads.base import Head, Posterior, check_episode, class_one_hot, register_head
+from gpldla.heads.base import Head, Posterior, check_episode, class_one_hot, register_head, unit_length
 
 Predictive = Literal["auto", "mc", "mc-logits", "quadrature", "qmc", "probit"]
 """How p(y | x, S) is computed from the posterior.
@@ -78,7 +77,7 @@ class GPLDLA(Head):
         """
         check_episode(support, labels, n_way)
         beta, beta_b = self.log_beta.exp().to(support.dtype), self.log_beta_b.exp().to(support.dtype)
-        phi = F.normalize(support, dim=-1) if self.normalize else support  # [..., n, d]
+        phi = unit_length(support) if self.normalize else support  # [..., n, d]
         d = phi.shape[-1]
         member = class_one_hot(labels, n_way, phi.dtype)  # [..., n, C]
         counts = member.sum(-2)  # n_j, [..., C]
@@ -88,11 +87,10 @@ class GPLDLA(Head):
         mu = member.mT @ phi / counts.clamp_min(1).unsqueeze(-1)  # Eq. 14 (lda_estim), [..., C, d]
         log_pi = self._log_priors(counts)  # Eq. 14 (lda_estim), [..., C]
 
-        # Eq. 18-19 (w_norm, w_optim): σ²* = rms‖μ‖ / (β√d). The floor is met only where all means are zero,
-        # and then w* = 0.
+        # Eq. 18-19 (w_norm, w_optim): σ²* = rms‖μ‖ / (β√d). Where all means are zero, so is w*, at any scale.
         mu_norm2 = mu.square().sum(-1)  # [..., C]
         mean_norm2 = mu_norm2.sum(-1, keepdim=True) / n_present
-        sigma2 = mean_norm2.clamp_min(torch.finfo(phi.dtype).tiny).sqrt() / (beta * math.sqrt(d))  # [..., 1]
+        sigma2 = mean_norm2.where(mean_norm2 > 0, 1).sqrt() / (beta * math.sqrt(d))  # [..., 1]
         w = mu / sigma2.unsqueeze(-1)  # Eq. 19 (w_optim), [..., C, d]
 
         b_hat = (log_pi - mu_norm2 / (2 * sigma2)).masked_fill(~present, 0)  # Eq. 17 (lda_co), [..., C]
@@ -199,4 +197,4 @@ class GPLDLAPosterior(Posterior):
         return torch.randn(shape, dtype=like.dtype, device=like.device, generator=self.generator)
 
     def _phi(self, features: Tensor) -> Tensor:
-        return F.normalize(features, dim=-1) if self.normalize else features
+        return unit_length(features) if self.normalize else features

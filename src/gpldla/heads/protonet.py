@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpldla.heads.base import Head, Posterior, check_episode, class_one_hot, register_head
+from gpldla.heads.base import Head, Posterior, check_episode, class_one_hot, register_head, unit_length
 
 
 @register_head("protonet")
@@ -26,7 +25,7 @@ class ProtoNet(Head):
     ) -> "ProtoNetPosterior":
         """Average the support features [..., n, d] of each class; a class without examples is impossible."""
         check_episode(support, labels, n_way)
-        phi = F.normalize(support, dim=-1) if self.normalize else support
+        phi = unit_length(support) if self.normalize else support
         member = class_one_hot(labels, n_way, phi.dtype)
         counts = member.sum(-2)
         prototypes = member.mT @ phi / counts.clamp_min(1).unsqueeze(-1)
@@ -43,7 +42,7 @@ class ProtoNetPosterior(Posterior):
 
     def log_prob(self, query: Tensor) -> Tensor:
         """Return log softmax of −‖φ(x) − μ_j‖², [..., q, d] → [..., q, C]."""
-        phi = F.normalize(query, dim=-1) if self.normalize else query
+        phi = unit_length(query) if self.normalize else query
         # −‖φ‖² is the same for all classes and falls out of the softmax.
         scores = 2 * phi @ self.prototypes.mT - self.prototypes.square().sum(-1).unsqueeze(-2)
         return scores.masked_fill(~self.present.unsqueeze(-2), float("-inf")).log_softmax(-1)
