@@ -246,7 +246,7 @@ class TestTrain:
         assert code == 0
         assert str(folder) in err
 
-    @pytest.mark.parametrize("augment", ["none", "characters"])
+    @pytest.mark.parametrize("augment", ["none", "characters", "photographs"])
     def test_images_of_another_size_and_colour_than_the_network_wants(
         self, run, tiny_data, tmp_path, augment
     ):

@@ -17,10 +17,11 @@ ROWS_AT_ONCE = 4096  # bounds the memory of a prediction
 
 
 class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
-    """Few-shot classification with calibrated probabilities, in closed form.
+    """Few-shot classification with probabilities, in closed form.
 
     A Gaussian-process prior over linear classifiers, its MAP replaced by linear discriminant analysis whose
-    scale the prior sets, and a Laplace posterior around it.
+    scale the prior sets, and a Laplace posterior around it. How sure the probabilities are follows from
+    `beta`: choose it with examples you can spare, or learn it by meta-training.
 
     Parameters
     ----------

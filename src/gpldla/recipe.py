@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from gpldla.data.training_images import TRAINING_TRANSFORMS
 from gpldla.errors import UserError, did_you_mean
 from gpldla.heads import head_options
 
@@ -14,7 +15,6 @@ SHIPPED = Path(__file__).parent / "recipes"
 HEAD_OPTION = "head_"  # a key with this prefix goes to the head: head_n_samples = 10
 SCHEDULES = ("constant", "cosine", "step")
 PRECISIONS = ("32-true", "bf16-mixed")  # 16-mixed scales its loss by a state that checkpoints do not have
-AUGMENTATIONS = ("none", "characters")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Recipe:
     shots: int = 1
     queries: int = 16
     separate_groups: bool = False  # support and query of a class from different groups (font families)
-    augment: str = "none"  # what happens to training images: "none" or "characters"
+    augment: str = "none"  # what happens to training images: "none", "characters" or "photographs"
     episodes: int = 60_000
     episodes_per_update: int = 1
     seed: int = 0
@@ -66,7 +66,7 @@ class Recipe:
         _require(0 <= self.ema < 1, "ema", self.ema, "at least 0 and less than 1")
         for name, words in (
             ("schedule", SCHEDULES),
-            ("augment", AUGMENTATIONS),
+            ("augment", tuple(TRAINING_TRANSFORMS)),
             ("precision", PRECISIONS),
         ):
             _require(getattr(self, name) in words, name, getattr(self, name), f"one of {', '.join(words)}")

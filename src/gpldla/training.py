@@ -21,9 +21,8 @@ from torch.utils.tensorboard import SummaryWriter
 from gpldla import checkpoint
 from gpldla.calibration import fit_temperature
 from gpldla.checkpoint import TrainingState
-from gpldla.data.augment import augment_characters
 from gpldla.data.protocols import Protocol, load_protocol
-from gpldla.data.transforms import crop_and_standardise, resized_images
+from gpldla.data.training_images import TRAINING_TRANSFORMS
 from gpldla.episodes import Episodes, EpisodeSampler
 from gpldla.errors import UserError
 from gpldla.evaluation import PartEvaluator, Task, measure
@@ -135,6 +134,7 @@ class _Run:
             else None
         )
         self.images = base.images(fabric.device)
+        self.transform = TRAINING_TRANSFORMS[recipe.augment]
         self.done = 0
         self.best_accuracy = -1.0
         self.best_weights: dict[str, Tensor] = {}
@@ -210,7 +210,8 @@ class _Run:
         device = self.fabric.device
         labels, query_labels = episodes.labels.to(device), episodes.query_labels.to(device)
         for support, query in zip(episodes.support, episodes.query):
-            images = self._training_images(torch.cat([support, query]).to(device))
+            stored = self.images[torch.cat([support, query]).to(device)]
+            images = self.transform(stored, self.model.preprocessing)
             loss, represented = self.wrapped(images, labels, query_labels, self.recipe.ways)
             if not torch.isfinite(loss):
                 raise UserError(
@@ -226,13 +227,6 @@ class _Run:
         self.optimizer.zero_grad()
         if self.averaged is not None:
             self.averaged.update_parameters(self.model)
-
-    def _training_images(self, numbers: Tensor) -> Tensor:
-        preprocessing = self.model.preprocessing
-        images = resized_images(self.images[numbers], preprocessing)
-        if self.recipe.augment == "characters":
-            images = augment_characters(images)
-        return crop_and_standardise(images, preprocessing)
 
     @torch.no_grad()
     def _accuracy(self, represented: Tensor, labels: Tensor, query_labels: Tensor) -> float:

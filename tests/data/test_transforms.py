@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from gpldla.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from gpldla.data.transforms import crop_and_standardise, evaluation_images, resized_images, to_float
+from gpldla.data.transforms import centre_crop, evaluation_images, resized_images, standardise, to_float
 
 GREY = Preprocessing(28, 1, IMAGENET_MEAN[:1], IMAGENET_STD[:1])
 COLOUR = Preprocessing(84, 3, IMAGENET_MEAN, IMAGENET_STD)
@@ -86,9 +86,8 @@ def test_each_channel_is_standardised_by_its_own_numbers():
 def test_standardising_noise_with_its_own_numbers_gives_mean_0_and_deviation_1():
     images = torch.rand(20, 1, 32, 32)
     middle = images[..., 2:30, 2:30]
-    prepared = crop_and_standardise(
-        images, Preprocessing(28, 1, (middle.mean().item(),), (middle.std().item(),))
-    )
+    numbers = Preprocessing(28, 1, (middle.mean().item(),), (middle.std().item(),))
+    prepared = standardise(centre_crop(images, numbers), numbers)
     assert prepared.mean().item() == pytest.approx(0, abs=1e-5)
     assert prepared.std().item() == pytest.approx(1, abs=1e-5)
 

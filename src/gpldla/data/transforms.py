@@ -9,7 +9,7 @@ from gpldla.backbones.base import Preprocessing
 
 def evaluation_images(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Resize, crop at the centre and standardise: uint8 [n, c, h, w] → float32 [n, c, size, size]."""
-    return crop_and_standardise(resized_images(images, preprocessing), preprocessing)
+    return standardise(centre_crop(resized_images(images, preprocessing), preprocessing), preprocessing)
 
 
 def resized_images(images: Tensor, preprocessing: Preprocessing) -> Tensor:
@@ -21,13 +21,17 @@ def resized_images(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     return F.interpolate(floats, (side, side), mode="bilinear", antialias=True, align_corners=False)
 
 
-def crop_and_standardise(images: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """Crop at the centre, subtract the mean and divide by the standard deviation of each channel."""
+def centre_crop(images: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """Crop at the centre: [n, c, resized, resized] → [n, c, size, size]."""
     size, margin = preprocessing.size, (preprocessing.resized - preprocessing.size) // 2
-    cropped = images[..., margin : margin + size, margin : margin + size]
+    return images[..., margin : margin + size, margin : margin + size]
+
+
+def standardise(images: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """Subtract the mean and divide by the standard deviation of each channel, [n, c, h, w]."""
     mean = torch.tensor(preprocessing.mean, device=images.device).view(-1, 1, 1)
     std = torch.tensor(preprocessing.std, device=images.device).view(-1, 1, 1)
-    return (cropped - mean) / std
+    return (images - mean) / std
 
 
 def to_float(images: Tensor, channels: int) -> Tensor:

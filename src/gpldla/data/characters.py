@@ -1,4 +1,4 @@
-"""Random changes to training images, batched, on whatever device they lie."""
+"""Random changes to images of characters, batched, on whatever device they lie."""
 
 import torch
 import torch.nn.functional as F

@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.ndimage import gaussian_filter
 
-from gpldla.data.augment import augment_characters, blur
+from gpldla.data.characters import augment_characters, blur
 
 
 @pytest.fixture

@@ -1,0 +1,47 @@
+"""The README is true: its code runs, and its numbers are the measured ones."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from benchmarks.demo import table
+
+from gpldla import FewShotModel
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def test_its_code_runs(tmp_path, monkeypatch):
+    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert len(blocks) == 2
+    FewShotModel("conv4s").save(tmp_path / "demo" / "model")  # what `make demo` leaves
+    monkeypatch.chdir(tmp_path)
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+
+
+def test_its_accuracy_of_the_example_is_real():
+    scope: dict = {}
+    exec(re.findall(r"```python\n(.*?)```", README, re.S)[0], scope)
+    clf, X, y = scope["clf"], scope["X"][50:], scope["y"][50:]
+    claimed = re.search(r"right (\d+) % of the time, and (\d+) % sure", README)
+    assert round(100 * clf.score(X, y)) == int(claimed[1])
+    assert round(100 * clf.predict_proba(X).max(1).mean()) == int(claimed[2])
+
+
+def test_its_table_is_the_measured_one():
+    results = json.loads((ROOT / "results" / "demo.json").read_text("utf-8"))
+    for line in table(results):
+        assert line in README
+    assert f"{results['peak_memory_mib']} MiB" in README
+
+
+@pytest.mark.parametrize(
+    "file", ["README.md", *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
+)
+def test_links_lead_somewhere(file):
+    text = (ROOT / file).read_text("utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert ((ROOT / file).parent / target).exists(), target
