@@ -151,8 +151,8 @@ class FewShotModel(nn.Module):
                 temperature=float(config["temperature"]),
                 info=config["info"],
             )
-        except UserError:
-            raise
+        except UserError as error:
+            raise UserError(f"{folder / CONFIG}: {error}") from None
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{folder / CONFIG} is not a whole model configuration ({error!r}).") from None
         if not 0 < model.temperature < math.inf:

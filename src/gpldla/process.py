@@ -1,14 +1,18 @@
-"""Settings of the process that make networks on a CPU faster; for programs, a library leaves them alone."""
+"""The process that a program runs in: settings that make CPUs faster, and signals that ask it to stop."""
 
 import ctypes
 import os
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
 
 
 def prepare_process() -> None:
-    """Call before torch is imported; what a user has set stays."""
+    """Make a CPU faster; for programs, before they import torch. What a user has set stays."""
     # Threads that wait for each other in a busy loop are five times slower once another program wants a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _keep_large_buffers()
@@ -28,3 +32,24 @@ def _keep_large_buffers() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 512 << 20)
     except (OSError, AttributeError):
         return
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C and SIGTERM into a question that the loop asks; a second Ctrl-C interrupts at once."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped.is_set
+        return
+
+    def stop(number: int, frame: object) -> None:
+        if stopped.is_set():
+            raise KeyboardInterrupt
+        stopped.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,10 +1,8 @@
 """Meta-training: episodes of the base classes, one after the other, with checkpoints and resume."""
 
 import json
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +26,7 @@ from gpldla.errors import UserError
 from gpldla.evaluation import PartEvaluator, Task, measure
 from gpldla.files import check_writable, write_atomically
 from gpldla.model import FewShotModel
+from gpldla.process import stop_signals
 from gpldla.progress import TrainingProgress, say
 from gpldla.recipe import Recipe
 
@@ -370,24 +369,3 @@ def _random_state_kept() -> Iterator[None]:
         yield
     finally:
         checkpoint.restore_random(before)
-
-
-@contextmanager
-def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C and SIGTERM into a question that the loop asks; a second Ctrl-C interrupts at once."""
-    stopped = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped.is_set
-        return
-
-    def stop(number: int, frame: object) -> None:
-        if stopped.is_set():
-            raise KeyboardInterrupt
-        stopped.set()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped.is_set
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,13 +1,12 @@
 """What a backbone looks like from outside, and the registry of backbones."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
-from gpldla.errors import UserError, did_you_mean
+from gpldla.registry import Registry
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -50,18 +49,8 @@ class Backbone(nn.Module, ABC):
         """Return the features [n, feature_dim]."""
 
 
-BackboneClass = TypeVar("BackboneClass", bound=type[Backbone])
-_BACKBONES: dict[str, type[Backbone]] = {}
-
-
-def register_backbone(name: str) -> Callable[[BackboneClass], BackboneClass]:
-    """Make a backbone known to `create_backbone` under `name`."""
-
-    def register(backbone: BackboneClass) -> BackboneClass:
-        _BACKBONES[name] = backbone
-        return backbone
-
-    return register
+_BACKBONES: Registry[type[Backbone]] = Registry("backbone")
+register_backbone = _BACKBONES.register
 
 
 def list_backbones() -> list[str]:
@@ -71,6 +60,4 @@ def list_backbones() -> list[str]:
 
 def create_backbone(name: str) -> Backbone:
     """Make a backbone by name, with fresh random weights."""
-    if name not in _BACKBONES:
-        raise UserError(f"There is no backbone {name!r}{did_you_mean(name, _BACKBONES)}")
-    return _BACKBONES[name]()
+    return _BACKBONES.find(name)()

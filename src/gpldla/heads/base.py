@@ -2,13 +2,13 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from gpldla.errors import UserError, did_you_mean
+from gpldla.registry import Registry
 
 
 class Posterior(ABC):
@@ -67,18 +67,8 @@ class Head(nn.Module, ABC):
         return {}
 
 
-HeadClass = TypeVar("HeadClass", bound=type[Head])
-_HEADS: dict[str, type[Head]] = {}
-
-
-def register_head(name: str) -> Callable[[HeadClass], HeadClass]:
-    """Make a head known to `create_head` under `name`."""
-
-    def register(head: HeadClass) -> HeadClass:
-        _HEADS[name] = head
-        return head
-
-    return register
+_HEADS: Registry[type[Head]] = Registry("head")
+register_head = _HEADS.register
 
 
 def list_heads() -> list[str]:
@@ -88,9 +78,7 @@ def list_heads() -> list[str]:
 
 def head_options(name: str) -> dict[str, Any]:
     """Return the options of a head with their defaults."""
-    if name not in _HEADS:
-        raise UserError(f"There is no head {name!r}{did_you_mean(name, _HEADS)}")
-    parameters = list(inspect.signature(_HEADS[name].__init__).parameters.values())[1:]
+    parameters = list(inspect.signature(_HEADS.find(name).__init__).parameters.values())[1:]
     return {p.name: p.default for p in parameters if p.name != "feature_dim"}
 
 
