@@ -1,13 +1,12 @@
 """Run the demo with several seeds, and keep its numbers, time and memory in results/demo.json.
 
-    python benchmarks/demo.py [--seeds 0 1 2] [--json results/demo.json]
+    python -m benchmarks.demo [--seeds 0 1 2] [--json results/demo.json]
 
 Prints the table that stands in the README.
 """
 
 import argparse
 import json
-import platform
 import resource
 import statistics
 import subprocess
@@ -17,9 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import gpldla
+from benchmarks.provenance import provenance
 
 KEPT = (
     "accuracy",
@@ -57,10 +55,9 @@ def measure(seeds: list[int]) -> dict[str, Any]:
         for lines in zip(*(run["rows"] for run in runs))
     ]
     return {
-        "command": f"python benchmarks/demo.py --seeds {' '.join(map(str, seeds))}",
-        "commit": _commit(),
+        "command": f"python -m benchmarks.demo --seeds {' '.join(map(str, seeds))}",
+        **provenance(),
         "version": gpldla.__version__,
-        "device": f"{torch.get_num_threads()} CPU cores, {platform.machine()}, torch {torch.__version__}",
         "seeds": seeds,
         "seconds": seconds,
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024,  # Linux counts KiB
@@ -84,11 +81,6 @@ def table(results: dict[str, Any]) -> list[str]:
             f" {mean['untrained']:.1f} | {mean['ece']:.1f} | {mean['ece_model_temperature']:.1f} |"
         )
     return lines
-
-
-def _commit() -> str:
-    answer = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return answer.stdout.strip() or "unknown"
 
 
 def main() -> None:

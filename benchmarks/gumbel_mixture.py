@@ -1,6 +1,6 @@
 """Fit the mixture of normals that stands for the Gumbel distribution in `gpldla.heads.predictive`.
 
-    python benchmarks/gumbel_mixture.py
+    python -m benchmarks.gumbel_mixture
 
 Prints the constants `_GUMBEL_MIXTURE`, and beside them the error of those now in the package. The fit is
 minimax: it makes the largest |S(z) − P(G > z)| / (P(G > z) + 0.01) small, S the survival function of the

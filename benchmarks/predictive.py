@@ -1,6 +1,6 @@
 """Compare the ways to compute p(y) = E[softmax_y(f)] for the Gaussian logits f of the GPLDLA head.
 
-    python benchmarks/predictive.py [--json FILE] [--quick]
+    python -m benchmarks.predictive [--json FILE] [--quick]
 
 Every method of `gpldla.heads.predictive` meets the same queries; the truth is 100,000 Monte Carlo samples.
 Prints one row a method and saves all numbers as JSON, results/predictive.json unless told otherwise. With
@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.provenance import provenance
 from gpldla.heads import create_head, predictive
 from gpldla.heads.gpldla import GPLDLAPosterior
 
@@ -91,9 +92,8 @@ def main() -> None:
         print(line)
     if json_file is not None:
         result = {
-            "command": "python benchmarks/predictive.py" + (" --quick" if arguments.quick else ""),
-            "torch_version": torch.__version__,
-            "threads": torch.get_num_threads(),
+            "command": "python -m benchmarks.predictive" + (" --quick" if arguments.quick else ""),
+            **provenance(),
             "seeds": list(SEEDS),
             "truth_samples": truth_samples,
             "tolerance": TOLERANCE,

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 def quick_run(tmp_path_factory):
     """Return the printed text and the saved numbers of benchmarks/predictive.py --quick."""
     json_file = tmp_path_factory.mktemp("results") / "predictive.json"
-    command = [sys.executable, "benchmarks/predictive.py", "--quick", "--json", str(json_file)]
+    command = [sys.executable, "-m", "benchmarks.predictive", "--quick", "--json", str(json_file)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout, json.loads(json_file.read_text())
@@ -44,5 +44,5 @@ def test_the_unequal_case_is_unequal(quick_run):
 
 def test_saved_numbers_say_where_they_come_from(quick_run):
     _, result = quick_run
-    assert result["command"] == "python benchmarks/predictive.py --quick"
+    assert result["command"] == "python -m benchmarks.predictive --quick"
     assert {"torch_version", "seeds", "truth_samples", "summary"} <= result.keys()

@@ -1,0 +1,15 @@
+"""Where a measured number comes from."""
+
+import platform
+import subprocess
+
+import torch
+
+
+def provenance() -> dict[str, str]:
+    """Return the commit and the device, for the JSON in results/."""
+    answer = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return {
+        "commit": answer.stdout.strip() or "unknown",
+        "device": f"{torch.get_num_threads()} CPU threads, {platform.machine()}, torch {torch.__version__}",
+    }
