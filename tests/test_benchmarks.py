@@ -45,4 +45,4 @@ def test_the_unequal_case_is_unequal(quick_run):
 def test_saved_numbers_say_where_they_come_from(quick_run):
     _, result = quick_run
     assert result["command"] == "python -m benchmarks.predictive --quick"
-    assert {"torch_version", "seeds", "truth_samples", "summary"} <= result.keys()
+    assert {"commit", "device", "seeds", "truth_samples", "summary"} <= result.keys()
