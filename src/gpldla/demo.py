@@ -68,7 +68,7 @@ def run_demo(
     console = console or Console()
     started = time.monotonic()
     recipe = read_recipe("demo-fast" if fast else "demo", {"seed": seed})
-    queries = 7_500 if fast else 45_000  # tested in each setting
+    queries = 3_000 if fast else 45_000  # tested in each setting
     protocols = {
         name: load_protocol(name, cache=cache, announce=partial(say, console))
         for name in ("glyphs", "glyphs-digits")
