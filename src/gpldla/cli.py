@@ -101,7 +101,7 @@ def train(
     result = run_training(
         read_recipe(recipe, overrides),
         output,
-        accelerator=_accelerator(device),
+        accelerator=_torch_device(device),
         cache=cache,
         console=messages,
     )
@@ -231,12 +231,6 @@ def show_data(
     except OSError as error:
         raise UserError(f"{output} cannot be written ({error}).") from None
     typer.echo(f"Wrote {output}.")
-
-
-def _accelerator(device: str) -> str:
-    """Translate to Fabric's word."""
-    _torch_device(device)
-    return {"cuda": "cuda", "cpu": "cpu"}.get(device, "auto")
 
 
 def _torch_device(device: str) -> str:

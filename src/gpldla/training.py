@@ -21,7 +21,7 @@ from gpldla.calibration import fit_temperature
 from gpldla.checkpoint import TrainingState
 from gpldla.data.protocols import Protocol, load_protocol
 from gpldla.data.training_images import TRAINING_TRANSFORMS
-from gpldla.episodes import Episodes, EpisodeSampler
+from gpldla.episodes import Episodes
 from gpldla.errors import UserError
 from gpldla.evaluation import PartEvaluator, Task, measure
 from gpldla.files import check_writable, write_atomically
@@ -66,6 +66,8 @@ def train(
         raise UserError(f"{folder} already holds a model; choose another folder.")
     check_writable(folder)
     protocol = load_protocol(recipe.dataset, cache=cache, announce=partial(say, console))
+    if accelerator == "auto":  # Fabric's own choice includes Apple's GPU, which has no float64
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     fabric = Fabric(accelerator=accelerator, devices=1, precision=recipe.precision)  # type: ignore[arg-type]
     run = _Run(recipe, folder, protocol, fabric)
     if started is not None:
@@ -98,15 +100,8 @@ class _Run:
         self.recipe, self.folder, self.fabric = recipe, folder, fabric
         self.validation_part = protocol.part("validation")
         base = protocol.part("base")
-        self.sampler = EpisodeSampler(
-            base,
-            ways=recipe.ways,
-            shots=recipe.shots,
-            queries=recipe.queries,
-            seed=recipe.seed,
-            split="base",
-            separate_groups=recipe.separate_groups,
-        )
+        task = Task(recipe.ways, recipe.shots, recipe.queries, recipe.separate_groups)
+        self.sampler = task.sampler(base, seed=recipe.seed, split="base")
         # What validation cannot do is said now, not after the training.
         self._validation_task().sampler(self.validation_part, seed=recipe.seed, split="validation")
         torch.manual_seed(recipe.seed)
@@ -117,8 +112,6 @@ class _Run:
             )
         if not list(self.model.parameters()):
             raise UserError(f"Backbone {recipe.backbone!r} with head {recipe.head!r} has nothing to learn.")
-        if fabric.device.type == "mps":
-            self.model.float()  # that device has no float64
         optimizer = torch.optim.Adam(
             [
                 {"params": list(self.model.backbone.parameters()), "lr": recipe.learning_rate},

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gpldla.data.resample import crop_and_resize
+from gpldla.data.transforms import grey
 
 CROP_ATTEMPTS = 10
 STRENGTH = 0.4  # of the colour jitter: factors from 0.6 to 1.4
@@ -61,12 +62,6 @@ def contrast(images: Tensor, factors: Tensor) -> Tensor:
 def saturation(images: Tensor, factors: Tensor) -> Tensor:
     """Blend each image [n, 3, h, w] with its grey version."""
     return _blend(images, grey(images), factors)
-
-
-def grey(images: Tensor) -> Tensor:
-    """Return the luma of colour images, [n, 3, h, w] → [n, 1, h, w]."""
-    weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
-    return (images * weights).sum(1, keepdim=True)
 
 
 def _blend(images: Tensor, other: Tensor, factors: Tensor) -> Tensor:

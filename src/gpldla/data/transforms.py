@@ -39,7 +39,10 @@ def to_float(images: Tensor, channels: int) -> Tensor:
     floats = images.float() / 255
     if floats.shape[1] == channels:
         return floats
-    if channels == 1:
-        luma = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
-        return (floats * luma).sum(1, keepdim=True)
-    return floats.expand(-1, channels, -1, -1)
+    return grey(floats) if channels == 1 else floats.expand(-1, channels, -1, -1)
+
+
+def grey(images: Tensor) -> Tensor:
+    """Return the luma of colour images, float [n, 3, h, w] → [n, 1, h, w]."""
+    weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
+    return (images * weights).sum(1, keepdim=True)
