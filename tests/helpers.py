@@ -1,7 +1,11 @@
-"""Small data and recipes for tests."""
+"""Small data and recipes for tests, and the command line."""
+
+import sys
 
 import numpy as np
+import pytest
 
+from gpldla import cli
 from gpldla.data.protocols import Part, Protocol
 from gpldla.data.store import ImageSet, image_set_from_classes
 from gpldla.recipe import make_recipe
@@ -48,3 +52,12 @@ def tiny_recipe(**settings):
         "ema": 0.5,
     }
     return make_recipe({**defaults, **settings})
+
+
+def call(*arguments):
+    """Run the command in this process; return its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["gpldla", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+    return exit_.value.code

@@ -5,11 +5,15 @@ import sys
 import pytest
 from PIL import Image
 
-from gpldla import __version__, cli
+import gpldla.data
+from gpldla import __version__, cli, demo, training
 from gpldla.data import Protocol
+from gpldla.data.sets import SETS
 from gpldla.model import FewShotModel
 
-from .helpers import tiny_protocol
+from .data.test_catalog import SmallGlyphs
+from .data.trees import write_cub, write_folder, write_omniglot
+from .helpers import call, tiny_protocol
 
 COMMANDS = [["demo"], ["train"], ["eval"], ["data", "list"], ["data", "prepare"], ["data", "show"]]
 TINY_TRAINING = [
@@ -20,52 +24,14 @@ TINY_TRAINING = [
 TINY_EVALUATION = ["--ways", "3", "--queries", "3", "--episodes", "4", "--repeats", "2", "--device", "cpu"]
 
 
-def call(*arguments):
-    """Run the command in this process; return its exit code."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["gpldla", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-    return exit_.value.code
-
-
-@pytest.fixture
-def run(capsys):
-    """Run the command; return its exit code, what it printed and what it complained about."""
-
-    def run_command(*arguments):
-        capsys.readouterr()
-        code = call(*arguments)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run_command
-
-
-@pytest.fixture
-def refused(run):
-    """Run a command that must end with code 2 and one line; return that line."""
-
-    def run_command(*arguments):
-        code, out, err = run(*arguments)
-        assert code == 2, err
-        assert out == ""
-        assert err.startswith("gpldla: ")
-        assert err.endswith("\n")
-        assert err.count("\n") == 1
-        return err.rstrip()
-
-    return run_command
-
-
 def use_tiny_data(patch):
     """Let tiny images stand in for every data set."""
 
     def load(name, **options):
         return Protocol(name, tiny_protocol().parts)
 
-    for user in ("gpldla.data", "gpldla.training", "gpldla.demo"):
-        patch.setattr(f"{user}.load_protocol", load)
+    for user in (gpldla.data, training, demo):
+        patch.setattr(user, "load_protocol", load)
 
 
 @pytest.fixture
@@ -145,34 +111,154 @@ class TestWrongUsage:
         assert named in refused(*arguments)
 
 
-class TestData:
-    def test_list_as_json(self, run, tiny_data):
-        code, out, err = run("data", "list", "--json")
-        assert code == 0
-        assert err == ""
-        facts = json.loads(out)
-        assert set(facts) == {"digits", "glyphs", "glyphs-digits"}
-        assert facts["glyphs"]["novel"] == {"classes": 4, "images": 30}
+@pytest.fixture
+def root(tmp_path):
+    """A data root with a few birds, a few characters and eight kinds of pets."""
+    write_cub(tmp_path / "root" / "cub")
+    write_omniglot(tmp_path / "root" / "omniglot")
+    write_folder(tmp_path / "root" / "pets", images_a_class=6)
+    return tmp_path / "root"
 
-    def test_list_as_a_table(self, run, tiny_data):
-        code, out, _ = run("data", "list")
-        assert code == 0
-        assert out.count("validation") == 3
 
-    def test_prepare_packs_the_data_and_says_where(self, run, tmp_path):
+class TestDataList:
+    @pytest.fixture(autouse=True)
+    def few_letters(self, monkeypatch):
+        monkeypatch.setitem(SETS, "glyphs", SmallGlyphs())
+
+    @pytest.fixture
+    def facts(self, run, root, tmp_path):
+        code, out, _ = run("data", "list", "--json", "--data-root", root, "--cache", tmp_path / "cache")
+        assert code == 0
+        return json.loads(out)
+
+    def test_as_json_has_places_sets_and_protocols(self, facts, root, tmp_path):
+        assert set(facts) == {"data_root", "cache", "sets", "protocols"}
+        assert facts["data_root"] == str(root)
+        assert facts["cache"] == str(tmp_path / "cache")
+        assert {"glyphs", "digits", "cub", "omniglot", "emnist"} <= set(facts["sets"])
+        assert {"glyphs-digits", "mini-cub", "omniglot-emnist"} <= set(facts["protocols"])
+
+    def test_as_json_counts_what_is_there(self, facts):
+        glyphs, birds = facts["sets"]["glyphs"], facts["sets"]["cub"]
+        assert (glyphs["found"], glyphs["embedded"], glyphs["complete"]) == (True, True, True)
+        assert (glyphs["classes"], glyphs["images"]) == (12, 36)
+        assert (birds["found"], birds["embedded"], birds["complete"]) == (True, False, False)
+        assert (birds["classes"], birds["images"]) == (6, 18)
+        assert facts["protocols"]["glyphs-digits"]["validation"] == {
+            "set": "glyphs",
+            "classes": 2,
+            "classes_found": 2,
+            "images": 6,
+        }
+        assert facts["protocols"]["cub"]["novel"] == {
+            "set": "cub",
+            "classes": 50,
+            "classes_found": 2,
+            "images": 6,
+        }
+
+    def test_as_json_says_what_is_missing_and_where_to_get_it(self, facts):
+        assert facts["sets"]["emnist"]["found"] is False
+        assert facts["sets"]["emnist"]["get"]
+        assert facts["sets"]["emnist"]["put"]
+        assert "98 of 100 base classes are missing." in facts["sets"]["cub"]["faults"]
+
+    def test_as_a_table(self, run, root, tmp_path):
+        code, out, _ = run("data", "list", "--data-root", root, "--cache", tmp_path / "cache")
+        assert code == 0
+        lines = out.splitlines()
+        assert f"  put {SETS['emnist'].put} into {root / 'emnist'}." in lines
+        assert "cub: 98 of 100 base classes are missing." in lines
+        assert not any(line.startswith("omniglot: get it") for line in lines)
+        assert lines[-1] == "Any folder of class folders is a data set too: folder:PATH."
+
+    def test_many_faults_are_shortened(self, run, root, tmp_path):
+        for number in range(101, 109):
+            (root / "cub" / f"{number}.Empty").mkdir()
+        _, out, _ = run("data", "list", "--data-root", root, "--cache", tmp_path / "cache")
+        assert out.count("\ncub: ") == cli.FAULTS_SHOWN + 1
+        assert "cub: 7 more; see --json." in out.splitlines()
+
+    def test_leaves_the_data_alone(self, facts, root):
+        assert sorted(path.name for path in root.iterdir()) == ["cub", "omniglot", "pets"]
+
+
+class TestDataPrepare:
+    def test_packs_the_data_and_says_where(self, run, tmp_path):
         code, out, err = run("data", "prepare", "digits", "--cache", tmp_path / "packed")
         assert code == 0
-        assert out == "digits novel: 10 classes, 1797 images\n"
+        assert out == "digits novel: 10 classes, 1,797 of the 1,797 images of 32 × 32 pixels in digits\n"
         assert err.startswith(f"Preparing digits in {tmp_path / 'packed'}")
         assert len(err.splitlines()) == 1
         assert len(list((tmp_path / "packed").iterdir())) == 1
+
+    def test_prints_a_line_a_part(self, run, root, tmp_path):
+        name = f"folder:{root / 'pets'}"
+        code, out, _ = run("data", "prepare", name, "--cache", tmp_path / "packed")
+        assert code == 0
+        rest = f"of the 48 images of 16 × 16 pixels in {name}"
+        assert out.splitlines() == [
+            f"{name} base: 4 classes, 24 {rest}",
+            f"{name} validation: 2 classes, 12 {rest}",
+            f"{name} novel: 2 classes, 12 {rest}",
+        ]
+
+    def test_a_set_that_is_no_protocol(self, run, root, tmp_path):
+        places = ["--data-root", root, "--cache", tmp_path / "packed"]
+        code, out, _ = run("data", "prepare", "omniglot", *places)
+        assert code == 0
+        assert out == "omniglot: 4 classes, 12 images of 32 × 32 pixels\n"
+
+    def test_a_backbone_with_larger_inputs_gets_larger_images(self, run, root, tmp_path):
+        places = ["--data-root", root, "--cache", tmp_path / "packed"]
+        code, out, _ = run("data", "prepare", "omniglot", "--backbone", "conv4", *places)
+        assert code == 0
+        assert out == "omniglot: 4 classes, 12 images of 96 × 96 pixels\n"
+
+    def test_an_unknown_backbone_suggests_the_nearest(self, refused):
+        line = refused("data", "prepare", "digits", "--backbone", "conv5")
+        assert line == "gpldla: There is no backbone 'conv5'; did you mean 'conv4'?"
+
+    def test_a_bad_image_is_named_with_the_way_out(self, run, root, tmp_path):
+        bad = root / "pets" / "kind-03" / "2.png"
+        bad.write_bytes(b"no image")
+        command = ["data", "prepare", f"folder:{root / 'pets'}", "--cache", tmp_path / "packed"]
+        code, out, err = run(*command)
+        assert (code, out) == (2, "")
+        assert str(bad) in err.splitlines()[-1]
+        assert "--skip-bad" in err.splitlines()[-1]
+        assert list((tmp_path / "packed").iterdir()) == []
+
+        code, out, err = run(*command, "--skip-bad")
+        assert code == 0
+        assert out.count("of the 47 images") == 3
+        assert str(bad) in err
+
+    def test_what_is_missing_is_named_with_where_to_put_it(self, refused, root):
+        line = refused("data", "prepare", "emnist", "--data-root", root)
+        assert f"into {root / 'emnist'}" in line
+
+    @pytest.mark.parametrize("command", [["list"], ["prepare", "cub"], ["show", "cub"]], ids=" ".join)
+    def test_a_data_root_that_is_none_is_named(self, refused, tmp_path, command):
+        line = refused("data", *command, "--data-root", tmp_path / "none")
+        assert line.startswith(f"gpldla: There is no folder {tmp_path / 'none'};")
 
     def test_a_cache_with_brackets_in_its_name(self, run, tmp_path):
         code, _, err = run("data", "prepare", "digits", "--cache", tmp_path / "[/b]")
         assert code == 0
         assert str(tmp_path / "[" / "b]") in err
 
-    def test_show_writes_a_picture(self, run, tmp_path):
+    def test_a_cache_that_is_a_file_is_named(self, run, tmp_path):
+        (tmp_path / "file").write_text("here already")
+        code, _, err = run("data", "prepare", "digits", "--cache", tmp_path / "file")
+        assert code == 2
+        assert "cannot be written" in err.splitlines()[-1]
+        assert "Traceback" not in err
+        assert (tmp_path / "file").read_text() == "here already"
+
+
+class TestDataShow:
+    def test_writes_a_picture(self, run, tmp_path):
         code, out, _ = run("data", "show", "digits", "-o", tmp_path / "sheet.png")
         assert code == 0
         assert str(tmp_path / "sheet.png") in out
@@ -180,7 +266,7 @@ class TestData:
             assert picture.format == "PNG"
             assert min(picture.size) > 300
 
-    def test_show_names_the_picture_after_the_data(self, run, tmp_path, monkeypatch):
+    def test_names_the_picture_after_the_data(self, run, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         assert run("data", "show", "digits", "--classes", "2", "--samples", "3")[0] == 0
         assert [path.name for path in tmp_path.iterdir()] == ["digits.png"]
@@ -197,13 +283,23 @@ class TestData:
         assert str(tmp_path / name) in refused("data", "show", "digits", "-o", tmp_path / name)
         assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
 
-    def test_a_cache_that_is_a_file_is_named(self, run, tmp_path):
-        (tmp_path / "file").write_text("here already")
-        code, _, err = run("data", "prepare", "digits", "--cache", tmp_path / "file")
-        assert code == 2
-        assert "cannot be written" in err.splitlines()[-1]
-        assert "Traceback" not in err
-        assert (tmp_path / "file").read_text() == "here already"
+    def test_shows_sets_protocols_and_folders(self, run, root, tmp_path):
+        heights = {}
+        for name in ("omniglot", "cub", f"folder:{root / 'pets'}"):
+            places = ["--data-root", root, "--cache", tmp_path / "packed"]
+            code, _, _ = run("data", "show", name, "-o", tmp_path / "sheet.png", "--classes", "1", *places)
+            assert code == 0
+            with Image.open(tmp_path / "sheet.png") as picture:
+                heights[name] = picture.height
+        assert heights["cub"] > 2 * heights["omniglot"], "a section a part"
+
+    def test_names_the_picture_of_a_folder_after_it(self, run, root, tmp_path, monkeypatch):
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        for path in (root / "pets", "pets"):
+            places = ["--data-root", root, "--cache", tmp_path / "packed"]
+            assert run("data", "show", f"folder:{path}", *places)[0] == 0
+        assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["folder-pets.png", "pets.png"]
 
 
 class TestTrain:
@@ -407,6 +503,19 @@ class TestEval:
     def test_options_that_a_head_lacks_are_named(self, refused, tmp_path):
         FewShotModel("conv4s", "protonet").save(tmp_path)
         assert "Head 'protonet' has no option 'predictive'" in refused("eval", tmp_path, "--predictive", "mc")
+
+
+def test_training_and_testing_on_a_folder_of_photographs(run, root, tmp_path):
+    """From image files to numbers, with nothing standing in."""
+    places = ["--data-root", root, "--cache", tmp_path / "packed"]
+    settings = ["--set", "dataset=folder:pets", "--set", "augment=photographs", "--set", "ways=2"]
+    settings += ["--set", "validation_ways=2", "--set", "backbone=conv4", "--episodes", "2"]
+    code, _, err = run("train", "demo", "-o", tmp_path / "run", *TINY_TRAINING, *settings, *places)
+    assert code == 0, err
+    code, out, _ = run("eval", tmp_path / "run", *TINY_EVALUATION, "--ways", "2", "--json", *places)
+    assert code == 0
+    assert json.loads(out)["dataset"] == "folder:pets"
+    assert len(list((tmp_path / "packed").iterdir())) == 1, "one store for both"
 
 
 def test_a_demo_that_cannot_be_written_is_refused(refused, tiny_data, tmp_path):

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from gpldla.data.protocols import Part
 from gpldla.episodes import EpisodeSampler, _mix
 from gpldla.errors import UserError
 
@@ -102,16 +101,8 @@ def test_impossible_shapes_are_refused(part, change):
         EpisodeSampler(part, **{**SHAPE, **change})
 
 
-def test_a_part_numbers_its_own_images():
-    image_set = tiny_set(counts=(6, 7, 8))
-    part = Part(image_set, (2, 0))
-    assert part.counts.tolist() == [8, 6]
-    assert part.indices.tolist() == [*range(13, 21), *range(6)]
-    assert np.array_equal(part.images().numpy()[0], image_set.images[13])
-
-
 class TestSeparateGroups:
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def part(self):
         # class 0: groups of 4, 4 and 2; class 1: 5 and 5; class 2: 2 and 8
         groups = [np.repeat([0, 1, 2], [4, 4, 2]), np.repeat([0, 3], [5, 5]), np.repeat([1, 2], [2, 8])]

@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 
@@ -84,7 +85,7 @@ class TestAgainstAPlainLoop:
         numbers = ProtocolEvaluator(model, protocol).evaluate(TASK, episodes=8, repeats=1, seed=3).numbers
 
         part = protocol.part("novel")
-        images = evaluation_images(part.images(), model.preprocessing)
+        images = evaluation_images(torch.from_numpy(part.read(slice(None))), model.preprocessing)
         shape = {"ways": 3, "shots": 2, "queries": 3}
         episodes = EpisodeSampler(part, **shape, seed=3, split="novel").draw(0, 8)
         plain_head = create_head(head).eval()
@@ -228,6 +229,41 @@ class TestRepresentingOnce:
         for shots in (1, 2):
             evaluator.evaluate(Task(3, shots, 3), episodes=10, repeats=2)
         assert sum(passed) == sum(len(part.indices) for part in protocol.parts.values())
+
+    @pytest.fixture
+    def reads(self, monkeypatch):
+        """The numbers that each request to a part asks for."""
+        asked, read = [], Part.read
+
+        def spy(part, numbers):
+            asked.append(numbers.tolist())
+            return read(part, numbers)
+
+        monkeypatch.setattr(Part, "read", spy)
+        return asked
+
+    def test_only_images_that_an_episode_needs_are_read_and_each_once(self, model, reads):
+        part = whole(tiny_set())
+        evaluator, needed = PartEvaluator(model, part), set()
+        for seed in (0, 1, 2):
+            evaluator.predict(TASK, episodes=1, seed=seed, split="novel")
+            drawn = TASK.sampler(part, seed=seed, split="novel").draw(0, 1)
+            needed |= {*drawn.support.flatten().tolist(), *drawn.query.flatten().tolist()}
+            assert sorted(itertools.chain(*reads)) == sorted(needed)
+        assert len(needed) < 30
+
+    def test_what_was_represented_before_changes_no_answer(self, model):
+        part = whole(tiny_set())
+        evaluator = PartEvaluator(model, part)
+        for seed in (0, 1, 2):
+            used = evaluator.predict(TASK, episodes=2, seed=seed, split="novel")
+            fresh = PartEvaluator(model, part).predict(TASK, episodes=2, seed=seed, split="novel")
+            torch.testing.assert_close(used.log_prob, fresh.log_prob)
+
+    def test_only_a_few_images_are_read_at_once(self, model, reads, monkeypatch):
+        monkeypatch.setattr(evaluation, "IMAGES_AT_ONCE", {"cpu": 7})
+        PartEvaluator(model, whole(tiny_set())).predict(TASK, episodes=50, seed=0, split="novel")
+        assert list(map(len, reads)) == [7, 7, 7, 7, 2]
 
     def test_the_model_is_put_in_evaluation_mode(self, model):
         model.train()

@@ -11,20 +11,17 @@ from PIL import Image
 from rich.console import Console
 
 from gpldla.calibration import reliability
-from gpldla.data.protocols import Protocol
 from gpldla.report import (
     DrawnEpisode,
     DrawnQuery,
     evaluation_table,
+    inventory_tables,
     picture_uri,
     prior_plot,
-    protocol_table,
     reliability_plot,
     training_plot,
     write_demo_report,
 )
-
-from .helpers import tiny_protocol
 
 METRICS = [
     {"episode": 20, "loss": 2.0, "accuracy": 30.0, "beta": 1.0, "beta_b": 1.0},
@@ -71,11 +68,58 @@ class TestTables:
         for cells in rows:
             assert any(all(cell in line for cell in cells) for line in text.splitlines())
 
-    def test_protocols_have_a_row_a_part(self):
-        tiny = tiny_protocol()
-        text = printed(protocol_table([tiny, Protocol("novel only", {"novel": tiny.parts["novel"]})]))
-        assert text.count("novel only") == 1
-        assert text.count("30") == 4
+
+class TestInventory:
+    @pytest.fixture
+    def stock(self):
+        nothing = {"found": False, "embedded": False, "place": None, "classes": 0, "images": 0}
+        nothing |= {"complete": False, "packed": []}
+        there = {**nothing, "found": True, "classes": 1234, "images": 56_789}
+
+        def part(name, classes, found):
+            return {"set": name, "classes": classes, "classes_found": found, "images": 10 * found}
+
+        return {
+            "data_root": "/data",
+            "sets": {
+                "digits": {**there, "embedded": True, "complete": True, "packed": ["/cache/digits-1"]},
+                "birds": {**there, "place": "/data/Birds/v2"},
+                "cars": {**there, "place": "/elsewhere/cars", "complete": True},
+                "gone": {**there, "complete": True, "packed": ["/cache/gone-1"]},
+                "none": nothing,
+                "empty": {**nothing, "place": "/data/empty"},
+            },
+            "protocols": {
+                "birds": {"base": part("birds", 1000, 999), "novel": part("birds", 50, 50)},
+                "cars-none": {"base": part("cars", 77, 77), "novel": part("none", 66, 0)},
+            },
+        }
+
+    def rows(self, table):
+        """Return the cells of each row by its first one."""
+        lines = [line.strip("│ ").split("│") for line in printed(table).splitlines() if "│" in line]
+        return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
+
+    def test_a_data_set_has_a_row_with_its_place_and_state(self, stock):
+        rows = self.rows(inventory_tables(stock)[0])
+        assert rows == {
+            "digits": ["embedded", "1,234", "56,789", "complete, packed"],
+            "birds": ["Birds/v2", "1,234", "56,789", "not complete"],
+            "cars": ["/elsewhere/cars", "1,234", "56,789", "complete"],
+            "gone": ["packed copy only", "1,234", "56,789", "complete, packed"],
+            "none": ["", "", "", "missing"],
+            "empty": ["empty", "", "", "missing"],
+        }
+
+    def test_a_protocol_has_a_row_with_its_classes_and_sources(self, stock):
+        rows = self.rows(inventory_tables(stock)[1])
+        assert rows == {
+            "birds": ["999 of 1,000", "", "50", "birds"],
+            "cars-none": ["77", "", "66", "cars → none"],
+        }
+
+    def test_the_data_root_is_named(self, stock):
+        assert "Data root /data" in printed(inventory_tables(stock)[0])
 
 
 class TestPlots:

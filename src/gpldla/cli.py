@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from gpldla import __version__
 from gpldla.errors import UserError
 from gpldla.process import prepare_process
 from gpldla.progress import say
+
+if TYPE_CHECKING:
+    from gpldla.data import Access, ImageSet, Places
 
 # Modules that load torch are imported inside the commands, so that --help answers at once.
 
@@ -27,16 +30,34 @@ app.add_typer(data_app, name="data")
 
 # Wrong usage, such as an unknown option: click's ClickException, which newer versions of typer keep inside.
 WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+FAULTS_SHOWN = 5  # of each data set in `data list`
 
 messages = Console(stderr=True)
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-root", help="Folder with the data sets, only read; default: GPLDLA_DATA, then the platform's."
+    ),
+]
 Cache = Annotated[
     Path | None, typer.Option(help="Folder for packed data; default: GPLDLA_CACHE, then the platform's.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
-def _announce(message: str) -> None:
-    say(messages, message)
+def _places(data_root: Path | None, cache: Path | None) -> "Places":
+    from gpldla.data.places import Places
+
+    if data_root is not None and not data_root.is_dir():
+        raise UserError(f"There is no folder {data_root}; name the folder that holds the data sets.")
+    return Places(data_root, cache)
+
+
+def _access(data_root: Path | None, cache: Path | None, *, skip_bad: bool = False) -> "Access":
+    from gpldla.data import Access
+    from gpldla.progress import Reporter
+
+    return Access(_places(data_root, cache), Reporter(messages), skip_bad)
 
 
 def _show_version(wanted: bool) -> None:
@@ -71,7 +92,7 @@ def demo(
     """
     from gpldla.demo import run_demo
 
-    run_demo(output, fast=fast, seed=seed, cache=cache, console=Console())
+    run_demo(output, fast=fast, seed=seed, places=_places(None, cache), console=Console())
 
 
 @app.command()
@@ -87,6 +108,7 @@ def train(
         typer.Option("--set", metavar="KEY=VALUE", help="Override any setting of the recipe."),
     ] = None,
     device: Device = "auto",
+    data_root: DataRoot = None,
     cache: Cache = None,
 ) -> None:
     """Meta-train a model by a recipe; the same command goes on after an interruption.
@@ -102,7 +124,7 @@ def train(
         read_recipe(recipe, overrides),
         output,
         accelerator=_torch_device(device),
-        cache=cache,
+        places=_places(data_root, cache),
         console=messages,
     )
     if not result.finished:
@@ -131,6 +153,7 @@ def evaluate(
     samples: Annotated[int | None, typer.Option(help="Monte Carlo samples.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
     device: Device = "auto",
+    data_root: DataRoot = None,
     cache: Cache = None,
 ) -> None:
     """Measure a model on novel classes: accuracy with 95 % interval, NLL and ECE.
@@ -152,7 +175,7 @@ def evaluate(
     dataset = dataset or recipe.get("dataset")
     if dataset is None:
         raise UserError(f"{model} does not say what it was trained on; name a data set with --dataset.")
-    protocol = load_protocol(dataset, cache=cache, announce=_announce)
+    protocol = load_protocol(dataset, size=loaded.preprocessing.size, access=_access(data_root, cache))
     task = Task(ways, recipe.get("shots", 1) if shots is None else shots, queries, separate_groups)
     result = ProtocolEvaluator(loaded, protocol).evaluate(task, episodes=episodes, repeats=repeats, seed=seed)
     numbers = {"model": str(model), "predictive": predictive or "default", **result.numbers}
@@ -164,68 +187,102 @@ def evaluate(
 
 @data_app.command("list")
 def list_data(
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False, cache: Cache = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    data_root: DataRoot = None,
+    cache: Cache = None,
 ) -> None:
-    """List the data sets with the classes of their parts.
+    """List the data sets: what is there, what is missing, where to get it and where to put it.
 
-    Example: gpldla data list
+    Example: gpldla data list --data-root ~/data
     """
-    from gpldla.data import list_protocols, load_protocol
-    from gpldla.report import protocol_table
+    from gpldla.data.inventory import take_stock
+    from gpldla.report import inventory_tables
 
-    protocols = [load_protocol(name, cache=cache, announce=_announce) for name in list_protocols()]
+    stock = take_stock(_access(data_root, cache))
     if as_json:
-        facts = {
-            p.name: {
-                name: {"classes": len(part.classes), "images": len(part.indices)}
-                for name, part in p.parts.items()
-            }
-            for p in protocols
-        }
-        typer.echo(json.dumps(facts, indent=2))
-    else:
-        Console().print(protocol_table(protocols))
+        typer.echo(json.dumps(stock, indent=2))
+        return
+    console = Console()
+    for table in inventory_tables(stock):
+        console.print(table)
+    for name, facts in stock["sets"].items():
+        for fault in facts["faults"][:FAULTS_SHOWN]:
+            say(console, f"{name}: {fault}")
+        if len(facts["faults"]) > FAULTS_SHOWN:
+            say(console, f"{name}: {len(facts['faults']) - FAULTS_SHOWN} more; see --json.")
+        if not facts["found"]:
+            say(console, f"{name}: get it from {facts['get']};")
+            say(console, f"  put {facts['put']} into {Path(stock['data_root']) / name}.")
+    say(console, "Any folder of class folders is a data set too: folder:PATH.")
 
 
 @data_app.command("prepare")
-def prepare_data(name: Annotated[str, typer.Argument(help="A data set.")], cache: Cache = None) -> None:
-    """Pack a data set into the cache folder, if it is not there yet.
+def prepare_data(
+    name: Annotated[str, typer.Argument(help="A data set, a protocol, or folder:PATH.")],
+    backbone: Annotated[
+        str | None, typer.Option(help="Whose input size to prepare for; default: the usual one's.")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="List what cannot be read and leave it out.")
+    ] = False,
+    data_root: DataRoot = None,
+    cache: Cache = None,
+) -> None:
+    """Decode a data set once into a packed store in the cache folder, if it is not there yet.
 
-    Example: gpldla data prepare glyphs
+    Example: gpldla data prepare cub --backbone resnet18
     """
-    from gpldla.data import load_protocol
+    from gpldla.backbones import backbone_preprocessing
+    from gpldla.data import list_protocols, list_sets, load_protocol, load_set
 
-    protocol = load_protocol(name, cache=cache, announce=_announce)
-    for part_name, part in protocol.parts.items():
-        typer.echo(f"{name} {part_name}: {len(part.classes)} classes, {len(part.indices)} images")
+    size = None if backbone is None else backbone_preprocessing(backbone).size
+    access = _access(data_root, cache, skip_bad=skip_bad)
+    if name in list_sets() and name not in list_protocols():
+        image_set = load_set(name, size=size, access=access)
+        typer.echo(f"{name}: {len(image_set.counts):,} classes, {_images(image_set)}")
+        return
+    for part_name, part in load_protocol(name, size=size, access=access).parts.items():
+        typer.echo(
+            f"{name} {part_name}: {len(part.classes):,} classes, {len(part.indices):,} of the"
+            f" {_images(part.image_set)} in {part.image_set.name}"
+        )
+
+
+def _images(image_set: "ImageSet") -> str:
+    n, _, height, width = image_set.images.shape
+    return f"{n:,} images of {height} × {width} pixels"
 
 
 @data_app.command("show")
 def show_data(
-    name: Annotated[str, typer.Argument(help="A data set.")],
+    name: Annotated[str, typer.Argument(help="A data set, a protocol, or folder:PATH.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="PNG file; default: NAME.png.")
     ] = None,
-    classes: Annotated[int, typer.Option(min=1, help="Classes shown, one a row.")] = 12,
+    classes: Annotated[int, typer.Option(min=1, help="Classes shown (of each part), one a row.")] = 12,
     samples: Annotated[int, typer.Option(min=1, max=100, help="Images a class.")] = 12,
     seed: Annotated[int, typer.Option(min=0, help="Which images.")] = 0,
+    data_root: DataRoot = None,
     cache: Cache = None,
 ) -> None:
-    """Write a contact sheet: classes down, samples across.
+    """Write a contact sheet: classes down, samples across; of a protocol, part after part.
 
-    Example: gpldla data show glyphs -o glyphs.png
+    Example: gpldla data show cub -o cub.png
     """
-    from gpldla.data import list_protocols, list_sets, load_set
-    from gpldla.data.contact_sheet import contact_sheet
+    from gpldla.data import list_protocols, list_sets, load_protocol, load_set
+    from gpldla.data.contact_sheet import Section, contact_sheet
 
-    if name not in list_sets() and name in list_protocols():
-        raise UserError(f"{name!r} joins several data sets; show one of {', '.join(list_sets())}.")
-    output = output or Path(f"{name}.png")
+    output = output or Path(f"{Path(name).name.replace(':', '-')}.png")
     if output.suffix.lower() != ".png":
         raise UserError(f"{output} must end in .png.")
-    sheet = contact_sheet(
-        load_set(name, cache=cache, announce=_announce), classes=classes, samples=samples, seed=seed
-    )
+    access = _access(data_root, cache)
+    if name in list_sets() and name not in list_protocols():
+        image_set = load_set(name, access=access)
+        sections = [Section("", image_set, range(len(image_set.counts)))]
+    else:
+        parts = load_protocol(name, access=access).parts
+        sections = [Section(title, part.image_set, part.classes) for title, part in parts.items()]
+    sheet = contact_sheet(name, sections, classes=classes, samples=samples, seed=seed)
     try:
         sheet.save(output)
     except OSError as error:

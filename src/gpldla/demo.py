@@ -4,7 +4,6 @@ import json
 import shlex
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ from rich.table import Table
 
 from gpldla import __version__
 from gpldla.calibration import Reliability, apply_temperature, reliability
-from gpldla.data import Protocol, load_protocol
-from gpldla.data.glyphs import SCRIPTS_OF_PART
+from gpldla.data import Access, Places, Protocol, load_protocol
+from gpldla.data.sets.glyphs import SCRIPTS_OF_PART
 from gpldla.evaluation import Evaluation, ProtocolEvaluator, Task, measure
 from gpldla.files import write_json
 from gpldla.model import FewShotModel
-from gpldla.progress import say
+from gpldla.progress import Reporter, say
 from gpldla.recipe import Recipe, read_recipe
 from gpldla.report import (
     DrawnEpisode,
@@ -61,7 +60,7 @@ def run_demo(
     *,
     fast: bool = False,
     seed: int = 0,
-    cache: str | Path | None = None,
+    places: Places | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train, evaluate beside two controls, and write report.html and results.json to `folder`."""
@@ -70,12 +69,12 @@ def run_demo(
     recipe = read_recipe("demo-fast" if fast else "demo", {"seed": seed})
     queries = 3_000 if fast else 45_000  # tested in each setting
     protocols = {
-        name: load_protocol(name, cache=cache, announce=partial(say, console))
+        name: load_protocol(name, access=Access(places or Places(), Reporter(console)))
         for name in ("glyphs", "glyphs-digits")
     }
 
     model_folder = folder / ("model-fast" if fast else "model")
-    trained = train(recipe, model_folder, accelerator="cpu", cache=cache, console=console)
+    trained = train(recipe, model_folder, accelerator="cpu", places=places, console=console)
     if not trained.finished:
         raise KeyboardInterrupt
     model = trained.model
@@ -231,7 +230,6 @@ def _before_and_after(
 def _draw(evaluator: ProtocolEvaluator, task: Task, title: str, seed: int) -> DrawnEpisode:
     """Answer one random task and collect what a person needs to see of it."""
     part = evaluator.protocol.part("novel")
-    images = part.images().numpy()
     drawn = task.sampler(part, seed=seed, split="report").draw(0, 1)
     answers = evaluator.part("novel").predict(task, episodes=1, seed=seed, split="report")
     probabilities = apply_temperature(answers.log_prob[0], evaluator.model.temperature).exp().numpy()
@@ -241,10 +239,10 @@ def _draw(evaluator: ProtocolEvaluator, task: Task, title: str, seed: int) -> Dr
     return DrawnEpisode(
         title,
         [part.class_names[c] for c in drawn.classes[0].tolist()],
-        [[images[i] for i in numbers] for numbers in drawn.support[0].view(task.ways, task.shots).tolist()],
+        [list(part.read(numbers)) for numbers in drawn.support[0].view(task.ways, task.shots).numpy()],
         [
-            DrawnQuery(images[int(drawn.query[0, i])], int(drawn.query_labels[i]), probabilities[i])
-            for i in shown.tolist()
+            DrawnQuery(image, int(drawn.query_labels[i]), probabilities[i])
+            for i, image in zip(shown.tolist(), part.read(drawn.query[0, shown].numpy()))
         ],
     )
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpldla.data.protocols import Part
+from gpldla.data import Part
 from gpldla.errors import UserError
 
 KEYS_AT_ONCE = 4_000_000  # bounds the memory of one draw

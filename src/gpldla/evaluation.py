@@ -14,7 +14,7 @@ from gpldla.calibration import (
     negative_log_likelihood,
     reliability,
 )
-from gpldla.data.protocols import Part, Protocol
+from gpldla.data import Part, Protocol
 from gpldla.data.transforms import evaluation_images
 from gpldla.episodes import EpisodeSampler
 from gpldla.model import FewShotModel
@@ -60,37 +60,45 @@ class Predictions:
 
 
 class PartEvaluator:
-    """A model's view of one part: represents every image once, then answers any number of episodes."""
+    """A model's view of one part: represents each image once, when an episode first needs it."""
 
     def __init__(self, model: FewShotModel, part: Part) -> None:
         self.model, self.part = model.eval(), part
-        with torch.no_grad():
-            self._represented = self._represent_all()
-
-    def _represent_all(self) -> Tensor:
-        images = self.part.images()
-        parts = []
-        for chunk in images.split(_limit(IMAGES_AT_ONCE, self.model.device)):
-            prepared = evaluation_images(chunk.to(self.model.device), self.model.preprocessing)
-            parts.append(self.model.represent(prepared))
-        return torch.cat(parts)
+        self._row = torch.full((len(part.indices),), -1)  # of each image in _represented; -1: not there yet
+        self._represented: Tensor | None = None
 
     @torch.no_grad()
     def predict(self, task: Task, *, episodes: int, seed: int, split: str) -> Predictions:
         """Answer episodes 0 .. episodes - 1 of (seed, split); Monte Carlo draws follow `seed` too."""
-        sampler = task.sampler(self.part, seed=seed, split=split)
-        device = self._represented.device
-        answers = []
+        drawn = task.sampler(self.part, seed=seed, split=split).draw(0, episodes)
+        represented = self._represent(torch.cat([drawn.support, drawn.query], dim=1).unique())
+        device = represented.device
+        support_rows, query_rows = (self._row[numbers] for numbers in (drawn.support, drawn.query))
+        labels = drawn.labels.to(device)
         at_once = max(1, _limit(PROBABILITIES_AT_ONCE, device) // (task.queries * task.ways**2))
+        answers = []
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             torch.manual_seed(seed)
-            for first in range(0, episodes, at_once):
-                drawn = sampler.draw(first, min(at_once, episodes - first))
-                support = self._represented[drawn.support.to(device)]
-                query = self._represented[drawn.query.to(device)]
-                labels = drawn.labels.to(device).expand(len(support), -1)
-                answers.append(self.model.posterior(support, labels, task.ways).log_prob(query).cpu())
+            for support, query in zip(support_rows.split(at_once), query_rows.split(at_once)):
+                posterior = self.model.posterior(
+                    represented[support.to(device)], labels.expand(len(support), -1), task.ways
+                )
+                answers.append(posterior.log_prob(represented[query.to(device)]).cpu())
         return Predictions(torch.cat(answers), drawn.query_labels.cpu())
+
+    def _represent(self, numbers: Tensor) -> Tensor:
+        """Return what is represented so far, with the images of these numbers among it.
+
+        Images are read a chunk at a time: the store may be larger than memory.
+        """
+        new = numbers[self._row[numbers] < 0]
+        known = [] if self._represented is None else [self._represented]
+        for chunk in new.split(_limit(IMAGES_AT_ONCE, self.model.device)):
+            stored = torch.from_numpy(self.part.read(chunk.numpy())).to(self.model.device)
+            known.append(self.model.represent(evaluation_images(stored, self.model.preprocessing)))
+        self._represented = torch.cat(known)
+        self._row[new] = torch.arange(len(self._represented) - len(new), len(self._represented))
+        return self._represented
 
 
 def _limit(limits: dict[str, int], device: torch.device) -> int:

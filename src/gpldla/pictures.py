@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from gpldla.backbones import Preprocessing
+from gpldla.data.decoding import in_mode, mode_of, read_picture
 from gpldla.errors import UserError
 
 ImageLike = Image.Image | str | Path | np.ndarray
@@ -16,17 +17,16 @@ ImageLike = Image.Image | str | Path | np.ndarray
 
 def picture_tensor(image: ImageLike, preprocessing: Preprocessing) -> Tensor:
     """Read one picture as uint8 [channels, resized, resized]."""
-    mode = "L" if preprocessing.channels == 1 else "RGB"
+    mode = mode_of(preprocessing.channels)
     if isinstance(image, (str, Path)):
         try:
-            with Image.open(image) as opened:
-                picture = _in_mode(ImageOps.exif_transpose(opened), mode)  # phones turn pictures by a note
+            picture = read_picture(image, mode)
         except Exception as error:  # decoders of damaged files raise all kinds
             raise UserError(f"{image} cannot be read as an image ({error}).") from None
     elif isinstance(image, Image.Image):
-        picture = _in_mode(image, mode)
+        picture = in_mode(image, mode)
     elif isinstance(image, np.ndarray):
-        picture = _in_mode(_picture_of_array(image), mode)
+        picture = in_mode(_picture_of_array(image), mode)
     else:
         raise UserError(f"An image must be a picture, a path or an array, not {type(image).__name__}.")
     if 0 in picture.size:
@@ -47,15 +47,3 @@ def _picture_of_array(array: np.ndarray) -> Image.Image:
         values = f"{array.min()} to {array.max()}"
         raise UserError(f"An image array of {array.dtype} must hold values from 0 to {top}, not {values}.")
     return Image.fromarray((array * (255 / top)).round().clip(0, 255).astype(np.uint8))
-
-
-def _in_mode(picture: Image.Image, mode: str) -> Image.Image:
-    """Convert to "L" or "RGB": what is transparent lies on white paper, 16 bits become 8."""
-    if picture.mode.startswith("I"):
-        return Image.fromarray((np.asarray(picture) / 257).round().clip(0, 255).astype(np.uint8)).convert(
-            mode
-        )
-    if picture.has_transparency_data:
-        paper = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(paper, picture.convert("RGBA"))
-    return picture.convert(mode)

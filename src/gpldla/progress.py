@@ -1,6 +1,8 @@
 """What a person sees while training runs: a live bar on a terminal, a line now and then elsewhere."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -14,6 +16,48 @@ SHORT_NAMES = {"accuracy": "acc %", "beta": "β", "beta_b": "β_b"}
 def say(console: Console, message: str) -> None:
     """Print a line as it is: a path in it is not wrapped, and its brackets are no markup."""
     console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+
+class Reporter:
+    """Tells a person what goes on, on a console; without one it is silent."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console
+
+    def say(self, message: str) -> None:
+        """Print a line."""
+        if self._console is not None:
+            say(self._console, message)
+
+    @contextmanager
+    def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Show a bar up to `total` while the block runs; call what it gives with the steps just done."""
+        if self._console is None:
+            yield lambda steps: None
+            return
+        if not self._console.is_terminal:
+            yield self._lines(label, total)
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self._console) as progress:
+            task = progress.add_task(label, total=total)
+            yield lambda steps: progress.advance(task, steps)
+
+    def _lines(self, label: str, total: int) -> Callable[[int], None]:
+        """Return what prints a line now and then, for a log file."""
+        done, last = 0, time.monotonic()
+
+        def advance(steps: int) -> None:
+            nonlocal done, last
+            done += steps
+            if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+                last = time.monotonic()
+                self.say(f"{label}: {done:,} of {total:,}")
+
+        return advance
+
+
+SILENT = Reporter()
 
 
 class TrainingProgress:

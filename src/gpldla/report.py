@@ -16,7 +16,7 @@ from PIL import Image
 from rich.table import Table
 
 from gpldla.calibration import Reliability
-from gpldla.data.protocols import Protocol
+from gpldla.data.splits import PARTS
 from gpldla.files import write_atomically
 
 INK, MUTED, ACCENT, SECOND, GRID = "#1d2733", "#667280", "#2a6fb0", "#d9822b", "#e3e7ec"
@@ -52,17 +52,45 @@ def evaluation_table(numbers: dict[str, Any]) -> Table:
     return table
 
 
-def protocol_table(protocols: Sequence[Protocol]) -> Table:
-    """Show the parts of each data set."""
-    table = Table("data set", "part", "from")
+def inventory_tables(stock: dict[str, Any]) -> tuple[Table, Table]:
+    """Show the data sets that are there, and the classes of each protocol."""
+    sets = Table("data set", "found in", title=f"Data root {stock['data_root']}", title_justify="left")
+    root = stock["data_root"]
     for column in ("classes", "images"):
-        table.add_column(column, justify="right")
-    for protocol in protocols:
-        for name, part in protocol.parts.items():
-            table.add_row(
-                protocol.name, name, part.image_set.name, str(len(part.classes)), f"{len(part.indices):,}"
+        sets.add_column(column, justify="right")
+    sets.add_column("state")
+    for name, facts in stock["sets"].items():
+        if not facts["found"]:
+            sets.add_row(
+                name, "" if facts["place"] is None else _place(facts["place"], root), "", "", "missing"
             )
-    return table
+            continue
+        place = "embedded" if facts["embedded"] else _place(facts["place"], root)
+        state = ("complete" if facts["complete"] else "not complete") + (
+            ", packed" if facts["packed"] else ""
+        )
+        sets.add_row(name, place, f"{facts['classes']:,}", f"{facts['images']:,}", state)
+    protocols = Table("protocol", title="Protocols: classes of each part", title_justify="left")
+    for part in PARTS:
+        protocols.add_column(part, justify="right")
+    protocols.add_column("from")
+    for name, parts in stock["protocols"].items():
+        sources = " → ".join(dict.fromkeys(facts["set"] for facts in parts.values()))
+        cells = [_class_count(parts[part]) if part in parts else "" for part in PARTS]
+        protocols.add_row(name, *cells, sources)
+    return sets, protocols
+
+
+def _place(place: str | None, root: str) -> str:
+    if place is None:
+        return "packed copy only"
+    path = Path(place)
+    return str(path.relative_to(root)) if path.is_relative_to(root) else place
+
+
+def _class_count(facts: dict[str, Any]) -> str:
+    found, asked = facts["classes_found"], facts["classes"]
+    return f"{asked:,}" if found in (0, asked) else f"{found:,} of {asked:,}"
 
 
 # ---- plots, as SVG

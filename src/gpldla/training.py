@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.tensorboard import SummaryWriter
 
 from gpldla import checkpoint
+from gpldla.backbones import backbone_preprocessing
 from gpldla.calibration import fit_temperature
 from gpldla.checkpoint import TrainingState
-from gpldla.data.protocols import Protocol, load_protocol
+from gpldla.data import Access, Places, Protocol, load_protocol
+from gpldla.data.part_images import PartImages
 from gpldla.data.training_images import TRAINING_TRANSFORMS
 from gpldla.episodes import Episodes
 from gpldla.errors import UserError
@@ -27,7 +28,7 @@ from gpldla.evaluation import PartEvaluator, Task, measure
 from gpldla.files import check_writable, write_atomically
 from gpldla.model import FewShotModel
 from gpldla.process import stop_signals
-from gpldla.progress import TrainingProgress, say
+from gpldla.progress import Reporter, TrainingProgress, say
 from gpldla.recipe import Recipe
 
 METRICS = "metrics.jsonl"
@@ -49,7 +50,7 @@ def train(
     folder: str | Path,
     *,
     accelerator: str = "auto",
-    cache: str | Path | None = None,
+    places: Places | None = None,
     console: Console | None = None,
     show_progress: bool = True,
 ) -> TrainingResult:
@@ -65,7 +66,11 @@ def train(
     elif (folder / "config.json").exists():
         raise UserError(f"{folder} already holds a model; choose another folder.")
     check_writable(folder)
-    protocol = load_protocol(recipe.dataset, cache=cache, announce=partial(say, console))
+    protocol = load_protocol(
+        recipe.dataset,
+        size=backbone_preprocessing(recipe.backbone).size,
+        access=Access(places or Places(), Reporter(console)),
+    )
     if accelerator == "auto":  # Fabric's own choice includes Apple's GPU, which has no float64
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     fabric = Fabric(accelerator=accelerator, devices=1, precision=recipe.precision)  # type: ignore[arg-type]
@@ -125,7 +130,7 @@ class _Run:
             if recipe.ema
             else None
         )
-        self.images = base.images(fabric.device)
+        self.images = PartImages(base, fabric.device)
         self.transform = TRAINING_TRANSFORMS[recipe.augment]
         self.done = 0
         self.best_accuracy = -1.0
@@ -202,8 +207,8 @@ class _Run:
         device = self.fabric.device
         labels, query_labels = episodes.labels.to(device), episodes.query_labels.to(device)
         for support, query in zip(episodes.support, episodes.query):
-            stored = self.images[torch.cat([support, query]).to(device)]
-            images = self.transform(stored, self.model.preprocessing)
+            stored = self.images[torch.cat([support, query])]
+            images = self.transform(stored.pixels, self.model.preprocessing, stored.shapes)
             loss, represented = self.wrapped(images, labels, query_labels, self.recipe.ways)
             if not torch.isfinite(loss):
                 raise UserError(

@@ -12,6 +12,11 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
+def resized_side(size: int) -> int:
+    """Return the side of an image before the centre crop: 96 for 84, 32 for 28, 257 for 224."""
+    return int(size * 1.15)
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """What images must be turned to before a backbone sees them; travels with the weights.
@@ -30,8 +35,8 @@ class Preprocessing:
 
     @property
     def resized(self) -> int:
-        """Side of the image before the centre crop: 96 for 84, 32 for 28."""
-        return int(self.size * 1.15)
+        """Side of the image before the centre crop."""
+        return resized_side(self.size)
 
 
 class Backbone(nn.Module, ABC):
@@ -56,6 +61,11 @@ register_backbone = _BACKBONES.register
 def list_backbones() -> list[str]:
     """Return the names that `create_backbone` knows."""
     return sorted(_BACKBONES)
+
+
+def backbone_preprocessing(name: str) -> Preprocessing:
+    """Return what a backbone wants its images to be, without making it."""
+    return _BACKBONES.find(name).preprocessing
 
 
 def create_backbone(name: str) -> Backbone:

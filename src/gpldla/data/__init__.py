@@ -1,13 +1,16 @@
 """Where images come from, and which classes make a benchmark."""
 
-from gpldla.data.protocols import Part, Protocol, list_protocols, list_sets, load_protocol, load_set
-from gpldla.data.store import ImageSet, cache_folder
+from gpldla.data.catalog import Access, list_protocols, list_sets, load_protocol, load_set
+from gpldla.data.places import Places
+from gpldla.data.protocols import Part, Protocol
+from gpldla.data.store import ImageSet
 
 __all__ = [
+    "Access",
     "ImageSet",
     "Part",
+    "Places",
     "Protocol",
-    "cache_folder",
     "list_protocols",
     "list_sets",
     "load_protocol",

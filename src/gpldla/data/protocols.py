@@ -1,19 +1,13 @@
 """Which classes of which data set are base, validation and novel."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from gpldla.data import digits, glyphs
-from gpldla.data.store import ImageSet, cached_store
-from gpldla.errors import UserError, did_you_mean
-
-PARTS = ("base", "validation", "novel")
+from gpldla.data.splits import PARTS
+from gpldla.data.store import ImageSet
+from gpldla.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -40,14 +34,14 @@ class Part:
         runs = [np.arange(self.image_set.counts[c]) + offsets[c] for c in self.classes]
         return np.concatenate(runs)
 
+    def read(self, numbers: np.ndarray | slice) -> np.ndarray:
+        """Return copies of the images with these numbers, uint8 [n, channels, height, width]."""
+        return self.image_set.read(self.indices[numbers])
+
     @cached_property
     def groups(self) -> np.ndarray | None:
         """Group of each image, int64 [n], or None."""
         return None if self.image_set.groups is None else self.image_set.groups[self.indices]
-
-    def images(self, device: torch.device | str = "cpu") -> Tensor:
-        """Return all images as one tensor, uint8 [n, channels, height, width]."""
-        return torch.from_numpy(self.image_set.images[self.indices]).to(device)
 
 
 @dataclass(frozen=True)
@@ -67,54 +61,28 @@ class Protocol:
         return self.parts[name]
 
 
-Loader = Callable[[str], ImageSet]
+ALL = "all"  # the classes of all parts together
 
 
-def _all_novel(image_set: ImageSet) -> dict[str, Part]:
-    return {"novel": Part(image_set, tuple(range(len(image_set.counts))))}
+def _own_parts(set_name: str) -> dict[str, tuple[str, str]]:
+    return {part: (set_name, part) for part in PARTS}
 
 
-def _by_script(image_set: ImageSet) -> dict[str, Part]:
-    return {
-        name: Part(image_set, tuple(classes)) for name, classes in glyphs.classes_of_part(image_set).items()
-    }
-
-
-_SETS = {"glyphs": glyphs, "digits": digits}
-_PROTOCOLS: dict[str, Callable[[Loader], dict[str, Part]]] = {
-    "glyphs": lambda load: _by_script(load("glyphs")),
-    "digits": lambda load: _all_novel(load("digits")),
+# Each part of a protocol is a part of a data set.
+PROTOCOLS: dict[str, dict[str, tuple[str, str]]] = {
+    "glyphs": _own_parts("glyphs"),
+    "digits": {"novel": ("digits", "novel")},
     # Learn on printed letters, choose on a script not learned from, test on handwritten digits.
-    "glyphs-digits": lambda load: {**_by_script(load("glyphs")), **_all_novel(load("digits"))},
+    "glyphs-digits": {**_own_parts("glyphs"), "novel": ("digits", "novel")},
+    "cub": _own_parts("cub"),
+    "miniimagenet": _own_parts("miniimagenet"),
+    "tieredimagenet": _own_parts("tieredimagenet"),
+    "tinyimagenet-mini": _own_parts("tinyimagenet-mini"),
+    "omniglot-emnist": {
+        "base": ("omniglot", "base"),
+        "validation": ("emnist", "validation"),
+        "novel": ("emnist", "novel"),
+    },
+    "mini-cub": {**_own_parts("cub"), "base": ("miniimagenet", ALL)},
+    "tinyimagenet-cub": {**_own_parts("cub"), "base": ("tinyimagenet-mini", ALL)},
 }
-
-
-def list_sets() -> list[str]:
-    """Return the names of the data sets."""
-    return sorted(_SETS)
-
-
-def list_protocols() -> list[str]:
-    """Return the names that `load_protocol` knows."""
-    return sorted(_PROTOCOLS)
-
-
-def load_set(
-    name: str, *, cache: str | Path | None = None, announce: Callable[[str], None] = lambda message: None
-) -> ImageSet:
-    """Open a data set by name; prepares it first where needed, and announces that."""
-    if name not in _SETS:
-        raise UserError(f"There is no data set {name!r}{did_you_mean(name, _SETS)}")
-    source = _SETS[name]
-    return cached_store(name, source.SETTINGS, source.make, cache=cache, announce=announce)
-
-
-def load_protocol(
-    name: str, *, cache: str | Path | None = None, announce: Callable[[str], None] = lambda message: None
-) -> Protocol:
-    """Open a protocol by name; prepares its data sets first where needed, and announces that."""
-    if name not in _PROTOCOLS:
-        raise UserError(f"There is no data set {name!r}{did_you_mean(name, _PROTOCOLS)}")
-    return Protocol(
-        name, _PROTOCOLS[name](lambda set_name: load_set(set_name, cache=cache, announce=announce))
-    )

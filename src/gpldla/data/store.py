@@ -1,13 +1,15 @@
 """Packed image stores: one memory-mapped uint8 array with its manifest, opened in milliseconds."""
 
+import glob
 import hashlib
 import json
-import os
+import mmap
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,11 @@ import numpy as np
 
 from gpldla.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
+IMAGES, MANIFEST = "images.u8", "manifest.json"
+ARRAYS = ("groups", "shapes")  # optional, each a file of its own
+RELEASE_EVERY = 1 << 28  # bytes read from a store before its pages are given back
+ABANDONED_AFTER = 3600.0  # seconds without a write after which an unfinished store has no owner any more
 
 
 @dataclass(frozen=True)
@@ -25,8 +31,10 @@ class ImageSet:
     images:      uint8 [n_images, channels, height, width], often memory-mapped
     class_names: one name a class
     counts:      int64 [n_classes], images a class; class j owns a contiguous run of `images`
-    groups:      int64 [n_images] or None; images of one group are siblings (fonts of one family,
-                 drawings of one person), which an honest test keeps apart
+    groups:      int64 [n_images] or None; images of one group are siblings (fonts of one family),
+                 which an honest test keeps apart
+    shapes:      int32 [n_images, 2] or None; height and width before an image was made square
+    mapping:     what `images` lie in, where they are memory-mapped
     """
 
     name: str
@@ -34,6 +42,9 @@ class ImageSet:
     class_names: tuple[str, ...]
     counts: np.ndarray
     groups: np.ndarray | None = None
+    shapes: np.ndarray | None = None
+    mapping: mmap.mmap | None = field(default=None, repr=False, compare=False)
+    _read: list[int] = field(default_factory=lambda: [0], init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.images.dtype != np.uint8 or self.images.ndim != 4:
@@ -42,6 +53,8 @@ class ImageSet:
             raise UserError(f"Class counts of {self.name!r} do not add up to its {len(self.images)} images.")
         if self.groups is not None and self.groups.shape != (len(self.images),):
             raise UserError(f"{self.name!r} must have one group for each of its {len(self.images)} images.")
+        if self.shapes is not None and self.shapes.shape != (len(self.images), 2):
+            raise UserError(f"{self.name!r} must have one shape for each of its {len(self.images)} images.")
 
     @property
     def offsets(self) -> np.ndarray:
@@ -53,66 +66,129 @@ class ImageSet:
         """Class index of each image, int64 [n_images]."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """Return copies of some images, uint8 [len(indices), channels, height, width].
 
-def cache_folder(cache: str | Path | None = None) -> Path:
-    """Return where packed stores live: `cache`, then GPLDLA_CACHE, then the platform's cache folder."""
-    chosen = cache or os.environ.get("GPLDLA_CACHE")
-    return Path(chosen).expanduser() if chosen else _platform_cache() / "gpldla"
+        Pages of the mapping that were read are given back now and then, so that memory stays flat however
+        large the store is; the system keeps them in its own cache as long as it has room.
+        """
+        copies = np.take(self.images, indices, axis=0)
+        if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._read[0] += copies.nbytes
+            if self._read[0] >= RELEASE_EVERY:
+                self._read[0] = 0
+                self.mapping.madvise(mmap.MADV_DONTNEED)
+        return copies
 
 
-def _platform_cache() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+class StoreWriter:
+    """Writes images one after the other to a store that is not there until it is whole."""
 
+    def __init__(self, unfinished: Path, image_shape: tuple[int, int, int]) -> None:
+        self._folder, self._image_shape = unfinished, image_shape
+        self._file = (unfinished / IMAGES).open("wb")
+        self._hash = hashlib.sha256()
+        self._count = 0
 
-def write_store(folder: Path, image_set: ImageSet, source: dict[str, Any]) -> None:
-    """Write `image_set` to `folder`, which appears whole or not at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        np.save(unfinished / "images.npy", image_set.images)
-        if image_set.groups is not None:
-            np.save(unfinished / "groups.npy", image_set.groups.astype(np.int64))
+    def add(self, images: np.ndarray) -> None:
+        """Append images, uint8 [n, channels, height, width]."""
+        content = np.ascontiguousarray(images).data
+        self._file.write(content)
+        self._hash.update(content)
+        self._count += len(images)
+
+    def finish(
+        self,
+        name: str,
+        class_names: Sequence[str],
+        counts: Sequence[int] | np.ndarray,
+        source: dict[str, Any],
+        **arrays: np.ndarray | None,
+    ) -> None:
+        """Write what belongs to the images: the manifest, and `groups` and `shapes` where there are any."""
+        self.close()
+        for array_name, array in arrays.items():
+            if array is not None:
+                np.save(self._folder / f"{array_name}.npy", array)
         manifest = {
             "format": FORMAT,
-            "name": image_set.name,
+            "name": name,
             "source": source,
-            "shape": list(image_set.images.shape),
-            "sha256": hashlib.sha256(np.ascontiguousarray(image_set.images).data).hexdigest(),
+            "shape": [self._count, *self._image_shape],
+            "sha256": self._hash.hexdigest(),
             "classes": [
-                {"name": name, "images": int(count)}
-                for name, count in zip(image_set.class_names, image_set.counts)
+                {"name": class_name, "images": int(count)} for class_name, count in zip(class_names, counts)
             ],
         }
-        (unfinished / "manifest.json").write_text(json.dumps(manifest, ensure_ascii=False, indent=1), "utf-8")
+        (self._folder / MANIFEST).write_text(json.dumps(manifest, ensure_ascii=False, indent=1), "utf-8")
+
+    def close(self) -> None:
+        """Close the file of images."""
+        self._file.close()
+
+
+@contextmanager
+def new_store(folder: Path, image_shape: tuple[int, int, int]) -> Iterator[StoreWriter]:
+    """Give a writer for the store `folder`, which appears whole at the end or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(folder)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    writer = StoreWriter(unfinished, image_shape)
+    try:
+        yield writer
         unfinished.chmod(0o755)  # mkdtemp's 0700 would lock other users out of a shared cache
         try:
             unfinished.rename(folder)
         except OSError:
-            if not (folder / "manifest.json").exists():  # else another process has just written the same
+            if not (folder / MANIFEST).exists():  # else another process has just written the same
                 raise
     finally:
+        writer.close()
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what a killed process left of the same store."""
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}-*"):
+        try:
+            last_write = max(file.stat().st_mtime for file in [path, *path.iterdir()])
+        except OSError:  # its owner has just finished
+            continue
+        if time.time() - last_write > ABANDONED_AFTER:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def write_store(folder: Path, image_set: ImageSet, source: dict[str, Any]) -> None:
+    """Write a set that is in memory to `folder`."""
+    with new_store(folder, image_set.images.shape[1:]) as writer:
+        writer.add(image_set.images)
+        writer.finish(
+            image_set.name,
+            image_set.class_names,
+            image_set.counts,
+            source,
+            groups=image_set.groups,
+            shapes=image_set.shapes,
+        )
+
+
 def open_store(folder: Path) -> ImageSet:
-    """Open a store written by `write_store`; the images stay on disk until they are read."""
+    """Open a store; the images stay on disk until they are read."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-        images = np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False)
-        groups_file = folder / "groups.npy"
-        groups = np.load(groups_file, allow_pickle=False) if groups_file.exists() else None
-        if manifest["format"] != FORMAT:
-            raise ValueError(f"format {manifest['format']}, not {FORMAT}")
+        manifest = read_manifest(folder)
+        mapping, images = _map_images(folder / IMAGES, tuple(manifest["shape"]))
+        arrays = {
+            name: np.load(folder / f"{name}.npy", allow_pickle=False) if path.exists() else None
+            for name in ARRAYS
+            for path in [folder / f"{name}.npy"]
+        }
         return ImageSet(
             name=manifest["name"],
             images=images,
             class_names=tuple(c["name"] for c in manifest["classes"]),
             counts=np.array([c["images"] for c in manifest["classes"]], dtype=np.int64),
-            groups=groups,
+            mapping=mapping,
+            **arrays,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
         raise UserError(
@@ -120,26 +196,43 @@ def open_store(folder: Path) -> ImageSet:
         ) from error
 
 
-def cached_store(
-    name: str,
-    settings: dict[str, Any],
-    make: Callable[[], ImageSet],
-    *,
-    cache: str | Path | None = None,
-    announce: Callable[[str], None] = lambda message: None,
-) -> ImageSet:
-    """Open the store that `settings` describe, making it first where it is missing.
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return what a store says of itself; raises OSError or ValueError where it cannot be read."""
+    manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+    if not isinstance(manifest, dict):
+        raise ValueError("the manifest is not a table")
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"format {manifest.get('format')}, not {FORMAT}")
+    return manifest
 
-    `settings` are what the images depend on; they become part of the folder's name, so that other
-    settings never meet a stale store.
+
+def _map_images(path: Path, shape: tuple[int, ...]) -> tuple[mmap.mmap | None, np.ndarray]:
+    size, wanted = path.stat().st_size, int(np.prod(shape, dtype=np.int64))
+    if size != wanted:
+        raise ValueError(f"{path.name} has {size} bytes, not {wanted}")
+    if size == 0:  # which cannot be mapped
+        return None, np.empty(shape, np.uint8)
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return mapping, np.frombuffer(mapping, np.uint8).reshape(shape)
+
+
+def store_folder(cache: Path, name: str, settings: dict[str, Any]) -> Path:
+    """Return where the store that `settings` describe lies: they are what its images depend on.
+
+    As they are part of the name, other settings never meet a stale store.
     """
-    fingerprint = hashlib.sha256(json.dumps([FORMAT, settings], sort_keys=True).encode()).hexdigest()[:10]
-    folder = cache_folder(cache) / f"{name}-{fingerprint}"
-    if not (folder / "manifest.json").exists():
-        announce(f"Preparing {name} in {folder}")
-        image_set = make()
+    text = json.dumps([FORMAT, settings], sort_keys=True)
+    return cache / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+def cached_store(folder: Path, make: Callable[[], None]) -> ImageSet:
+    """Open the store `folder`; where it is missing, `make` writes it first."""
+    if not (folder / MANIFEST).exists():
+        if folder.exists():
+            raise UserError(f"{folder} is not a whole store; delete it and it is packed anew.")
         try:
-            write_store(folder, image_set, settings)
+            make()
         except OSError as error:
             raise UserError(f"{folder} cannot be written ({error}); choose another cache folder.") from None
     return open_store(folder)

@@ -4,7 +4,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from gpldla.data import glyphs
+from gpldla.data.sets import glyphs
 from gpldla.data.store import ImageSet
 
 
@@ -40,7 +40,7 @@ def test_classes_are_letters_of_the_named_script(glyph_set: ImageSet) -> None:
 def test_parts_split_the_classes_by_script(glyph_set: ImageSet) -> None:
     scripts = list(itertools.chain(*glyphs.SCRIPTS_OF_PART.values()))
     assert len(scripts) == len(set(scripts))
-    parts = glyphs.classes_of_part(glyph_set)
+    parts = glyphs.Glyphs().parts(glyph_set.class_names)
     assert sorted(itertools.chain(*parts.values())) == list(range(len(glyph_set.class_names)))
     assert len(parts["base"]) >= 500
     assert len(parts["validation"]) >= 40

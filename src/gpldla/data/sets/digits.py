@@ -1,10 +1,12 @@
 """The data set `digits`: scikit-learn's handwritten digits, in the size and colours of `glyphs`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from gpldla.data.sets.base import EmbeddedSet
 from gpldla.data.store import ImageSet, image_set_from_classes
 
 # Everything the images depend on.
@@ -13,6 +15,25 @@ SETTINGS: dict[str, Any] = {
     "size": 32,
     "enlargement": 3,  # 8 pixels become 24, which leaves the margin that the glyphs have
 }
+
+
+class Digits(EmbeddedSet):
+    """Ten digits, all of them novel."""
+
+    name = "digits"
+    usual_size = 28
+
+    def settings(self, size: int) -> dict[str, Any]:
+        """The same for every backbone."""
+        return SETTINGS
+
+    def make(self) -> ImageSet:
+        """Enlarge all digits."""
+        return make()
+
+    def parts(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        """Every class is novel."""
+        return {"novel": tuple(range(len(class_names)))}
 
 
 def make() -> ImageSet:

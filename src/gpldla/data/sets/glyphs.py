@@ -5,6 +5,7 @@ training, and `groups` tells the font families apart, so that support and query 
 """
 
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from gpldla.data.sets.base import EmbeddedSet
 from gpldla.data.store import ImageSet, image_set_from_classes
 from gpldla.errors import UserError
 
@@ -102,13 +104,27 @@ def make() -> ImageSet:
     return image_set_from_classes("glyphs", [f"{script_of(x)} {x}" for x in letters], images, groups)
 
 
-def classes_of_part(image_set: ImageSet) -> dict[str, list[int]]:
-    """Return the class indices of base, validation and novel, told by the script in the class name."""
-    script_of_class = [name.split()[0] for name in image_set.class_names]
-    return {
-        part: [index for index, script in enumerate(script_of_class) if script in scripts]
-        for part, scripts in SCRIPTS_OF_PART.items()
-    }
+class Glyphs(EmbeddedSet):
+    """Split by script, so that the scripts of the novel part were never seen."""
+
+    name = "glyphs"
+    usual_size = 28
+
+    def settings(self, size: int) -> dict[str, Any]:
+        """The same for every backbone."""
+        return SETTINGS
+
+    def make(self) -> ImageSet:
+        """Draw all letters."""
+        return make()
+
+    def parts(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        """Tell classes by the script in their names."""
+        script_of_class = [name.split()[0] for name in class_names]
+        return {
+            part: tuple(place for place, script in enumerate(script_of_class) if script in scripts)
+            for part, scripts in SCRIPTS_OF_PART.items()
+        }
 
 
 def script_of(letter: str) -> str:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from gpldla.data import digits
+from gpldla.data.sets import digits
 from gpldla.data.store import ImageSet
 
 
@@ -37,3 +37,7 @@ def test_dark_ink_on_light_paper_with_a_margin(digit_set: ImageSet) -> None:
 
 def test_made_twice_alike(digit_set: ImageSet) -> None:
     assert digits.make().images.tobytes() == digit_set.images.tobytes()
+
+
+def test_every_digit_is_novel(digit_set: ImageSet) -> None:
+    assert digits.Digits().parts(digit_set.class_names) == {"novel": tuple(range(10))}

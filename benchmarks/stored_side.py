@@ -1,0 +1,77 @@
+"""How large should photographs be stored? Short trainings on CUB, judged on its validation classes.
+
+    python -m benchmarks.stored_side [--sides 96 120 168] [--seeds 0 1] [--json results/stored_side.json]
+
+All trainings run at once on one GPU. Test classes are not looked at.
+"""
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.provenance import provenance
+from gpldla.backbones import backbone_preprocessing
+from gpldla.data import load_protocol
+from gpldla.data.sets import stored_size
+from gpldla.recipe import read_recipe
+from gpldla.training import train
+
+SETTINGS = {"episodes": 8_000, "precision": "bf16-mixed", "ema": 0.998, "validation_episodes": 1_000}
+
+
+def validation_accuracy(side: int, seed: int, episodes: int) -> float:
+    """Train by the recipe `cub`, shortened, with images stored at `side` pixels."""
+    stored_size.ROOM = side / backbone_preprocessing("conv4").size
+    recipe = read_recipe("cub", {**SETTINGS, "episodes": episodes, "seed": seed})
+    with tempfile.TemporaryDirectory() as folder:
+        result = train(recipe, Path(folder) / "run", show_progress=False)
+    return round(float(result.model.info["validation_accuracy"]), 2)
+
+
+def _pack(side: int) -> None:
+    stored_size.ROOM = side / backbone_preprocessing("conv4").size
+    load_protocol("cub")
+
+
+def measure(sides: list[int], seeds: list[int], episodes: int) -> list[dict[str, Any]]:
+    """Pack once a side, then train all at once, each in a process of its own."""
+    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    with context.Pool(len(sides) * len(seeds)) as pool:
+        pool.map(_pack, sides, chunksize=1)
+        runs = [(side, seed, episodes) for side in sides for seed in seeds]
+        accuracies = pool.starmap(validation_accuracy, runs, chunksize=1)
+    return [
+        {"side": side, "validation_accuracy": accuracies[i * len(seeds) : (i + 1) * len(seeds)]}
+        for i, side in enumerate(sides)
+    ]
+
+
+def main() -> None:
+    """Measure, print a table, and keep the numbers."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sides", type=int, nargs="+", default=[96, 120, 144, 168, 192, 224])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--episodes", type=int, default=SETTINGS["episodes"])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    results = {
+        "command": f"python -m benchmarks.stored_side --sides {' '.join(map(str, options.sides))}"
+        f" --seeds {' '.join(map(str, options.seeds))} --episodes {options.episodes}",
+        **provenance(),
+        "settings": {**SETTINGS, "episodes": options.episodes},
+        "seeds": options.seeds,
+        "rows": measure(options.sides, options.seeds, options.episodes),
+    }
+    for row in results["rows"]:
+        print(f"| {row['side']} px | {' / '.join(f'{a:.2f}' for a in row['validation_accuracy'])} |")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Data sets and protocols by name: what there is, and how to open it, packed first where needed."""
+
+import glob
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpldla.data.places import Places
+from gpldla.data.protocols import ALL, PROTOCOLS, Part, Protocol
+from gpldla.data.sets import FOLDER_PREFIX, SETS, DataSet, EmbeddedSet, FolderSet, StoredSet
+from gpldla.data.source_files import stamp
+from gpldla.data.splits import PARTS
+from gpldla.data.store import MANIFEST, ImageSet, cached_store, open_store, read_manifest, store_folder
+from gpldla.errors import UserError, did_you_mean
+from gpldla.progress import SILENT, Reporter
+
+
+@dataclass(frozen=True)
+class Access:
+    """How data is opened.
+
+    places:   where it lies and where it is packed
+    report:   who hears of it
+    skip_bad: leave out what cannot be read, instead of stopping there
+    """
+
+    places: Places = field(default_factory=Places)
+    report: Reporter = SILENT
+    skip_bad: bool = False
+
+
+HERE = Access()  # the places of this environment, in silence
+
+
+def list_sets() -> list[str]:
+    """Return the names of the data sets."""
+    return sorted(SETS)
+
+
+def list_protocols() -> list[str]:
+    """Return the names of the protocols."""
+    return sorted(PROTOCOLS)
+
+
+def find_set(name: str) -> DataSet:
+    """Return a data set by name; `folder:PATH` names any folder of class folders."""
+    if name.startswith(FOLDER_PREFIX):
+        return FolderSet.from_name(name)
+    if name not in SETS:
+        raise UserError(f"There is no data set {name!r}{did_you_mean(name, SETS)}")
+    return SETS[name]
+
+
+def sources_of(protocol: str) -> dict[str, tuple[str, str]]:
+    """Return which part of which data set each part of a protocol is."""
+    if protocol.startswith(FOLDER_PREFIX):
+        return {part: (protocol, part) for part in PARTS}
+    if protocol not in PROTOCOLS:
+        raise UserError(f"There is no data set {protocol!r}{did_you_mean(protocol, PROTOCOLS)}")
+    return PROTOCOLS[protocol]
+
+
+def load_set(name: str, *, size: int | None = None, access: Access = HERE) -> ImageSet:
+    """Open a data set by name, packed first where needed.
+
+    size: input of the backbone that will see the images, in pixels; None: the usual one's
+    """
+    data_set = find_set(name)
+    return _open(data_set, size or data_set.usual_size, access)
+
+
+def _open(data_set: DataSet, size: int, access: Access) -> ImageSet:
+    settings, cache = data_set.settings(size), access.places.cache
+    if isinstance(data_set, EmbeddedSet):
+        store = store_folder(cache, data_set.store_name, settings)
+
+        def draw() -> None:
+            access.report.say(f"Preparing {data_set.name} in {store}")
+            data_set.pack(store, settings)
+
+        return cached_store(store, draw)
+    assert isinstance(data_set, StoredSet)
+    folder = data_set.locate(access.places.root)
+    if folder is None:
+        packed = packed_stores(data_set, cache, settings)
+        if packed:  # the images themselves may have gone, or never have been on this machine
+            return open_store(packed[-1])
+        raise UserError(missing_sentence(data_set, access.places))
+    source = {"settings": settings, "stamp": stamp(folder)}
+    store = store_folder(cache, data_set.store_name, source)
+
+    def pack() -> None:
+        access.report.say(f"Preparing {data_set.name} from {folder} in {store}")
+        source_facts = {**source, "folder": str(folder.absolute())}
+        data_set.pack(folder, store, settings, source_facts, access.report, access.skip_bad)
+
+    return cached_store(store, pack)
+
+
+def packed_stores(data_set: DataSet, cache: Path, settings: dict[str, Any] | None = None) -> list[Path]:
+    """Return the stores of a data set in the cache (with these settings), the latest last."""
+    stores = []
+    for manifest_file in cache.glob(f"{glob.escape(data_set.store_name)}-*/{MANIFEST}"):
+        try:
+            manifest = read_manifest(manifest_file.parent)
+        except (OSError, ValueError):
+            continue
+        source = manifest.get("source", {})
+        if manifest.get("name") == data_set.name and settings in (None, source.get("settings")):
+            stores.append((manifest_file.stat().st_mtime, manifest_file.parent))
+    return [folder for _, folder in sorted(stores)]
+
+
+def missing_sentence(data_set: StoredSet, places: Places) -> str:
+    """Say where a person gets a data set and where to put it."""
+    if isinstance(data_set, FolderSet):
+        return f"There is no folder {data_set.path}, neither here nor in {places.root}."
+    return (
+        f"Data set {data_set.name!r} is not in the data root {places.root}: get it from {data_set.get}"
+        f" and put {data_set.put} into {places.root / data_set.folders[0]},"
+        " or name another data root with --data-root."
+    )
+
+
+def load_protocol(name: str, *, size: int | None = None, access: Access = HERE) -> Protocol:
+    """Open a protocol by name; its data sets are packed first where needed.
+
+    size: input of the backbone that will see the images, in pixels; None: the usual one's
+    """
+    opened: dict[str, ImageSet] = {}
+    parts: dict[str, Part] = {}
+    for part, (set_name, part_of_set) in sources_of(name).items():
+        data_set = find_set(set_name)
+        if set_name not in opened:
+            opened[set_name] = _open(data_set, size or data_set.usual_size, access)
+        classes_of = data_set.parts(opened[set_name].class_names)
+        if part_of_set == ALL:
+            classes = tuple(sorted(place for places in classes_of.values() for place in places))
+            expected = sum(map(len, data_set.class_lists.values()))
+        else:
+            classes = classes_of.get(part_of_set, ())
+            expected = len(data_set.class_lists.get(part_of_set, ()))
+        if classes:
+            parts[part] = Part(opened[set_name], classes)
+        if len(classes) < expected:
+            access.report.say(
+                f"{set_name} is not complete: {len(classes)} of the {expected} {part} classes of {name} are"
+                " there, so results compare with nobody's."
+            )
+    if not parts:
+        raise UserError(f"None of the classes of {name!r} is there; see `gpldla data list`.")
+    return Protocol(name, parts)

@@ -1,0 +1,152 @@
+"""What data is there, what is missing, and where a person gets it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpldla.data.catalog import (
+    Access,
+    find_set,
+    list_protocols,
+    list_sets,
+    load_set,
+    packed_stores,
+    sources_of,
+)
+from gpldla.data.protocols import ALL
+from gpldla.data.sets import DataSet, EmbeddedSet, StoredSet
+from gpldla.data.source_files import stamp
+from gpldla.data.store import read_manifest
+from gpldla.errors import UserError
+
+
+@dataclass(frozen=True)
+class SetStatus:
+    """One data set as it is here.
+
+    place:    where its images were found; None where they were not
+    counts:   images a class
+    faults:   what is missing or wrong, a sentence each
+    stores:   packed copies in the cache
+    """
+
+    data_set: DataSet
+    place: Path | None
+    counts: Mapping[str, int]
+    faults: tuple[str, ...]
+    stores: tuple[Path, ...]
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is something to work with."""
+        return bool(self.counts)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all is there."""
+        return self.usable and not self.faults
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the status as it is printed."""
+        stored = self.data_set if isinstance(self.data_set, StoredSet) else None
+        return {
+            "found": self.usable,
+            "embedded": stored is None,
+            "place": None if self.place is None else str(self.place),
+            "classes": len(self.counts),
+            "images": sum(self.counts.values()),
+            "complete": self.complete,
+            "faults": list(self.faults),
+            "packed": [str(store) for store in self.stores],
+            "get": stored.get if stored else None,
+            "put": stored.put if stored else None,
+        }
+
+
+def set_status(name: str, access: Access) -> SetStatus:
+    """Look for a data set; an embedded one is drawn if it never was."""
+    data_set = find_set(name)
+    if isinstance(data_set, EmbeddedSet):
+        image_set = load_set(name, access=access)
+        counts = dict(zip(image_set.class_names, image_set.counts.tolist()))
+        return SetStatus(data_set, None, counts, (), tuple(packed_stores(data_set, access.places.cache)))
+    assert isinstance(data_set, StoredSet)
+    folder = data_set.locate(access.places.root)
+    stores = packed_stores(data_set, access.places.cache)
+    counts, bad = _counts(data_set, folder, stores)
+    return SetStatus(data_set, folder, counts, (*_lacking(data_set, folder, counts), *bad), tuple(stores))
+
+
+def _counts(
+    data_set: StoredSet, folder: Path | None, stores: list[Path]
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return images a class and what is wrong: from a store of the same files, else counted."""
+    try:
+        current = None if folder is None else stamp(folder)
+        for store in reversed(stores):
+            manifest = read_manifest(store)
+            if current is None or manifest["source"].get("stamp") == current:
+                counts = {c["name"]: int(c["images"]) for c in manifest["classes"]}
+                return counts, tuple(manifest["source"].get("left_out", ()))
+        if folder is None:
+            return {}, ()
+        survey = data_set.survey(folder)
+        return survey.counts, survey.bad
+    except (UserError, OSError, ValueError) as error:
+        return {}, (str(error),)
+
+
+def _lacking(data_set: StoredSet, folder: Path | None, counts: Mapping[str, int]) -> list[str]:
+    """Say which classes and how many images are missing."""
+    if not counts:
+        return [] if folder is None else [data_set.nothing_there(folder)]
+    faults = []
+    names = list(counts)
+    present = data_set.parts(names)
+    for part, wanted in data_set.class_lists.items():
+        missing = len(wanted) - len(present.get(part, ()))
+        if missing > 0:
+            faults.append(f"{missing} of {len(wanted)} {part} classes are missing.")
+    images = sum(counts.values())
+    if data_set.n_images is not None and images != data_set.n_images:
+        faults.append(f"There are {images:,} images instead of {data_set.n_images:,}.")
+    return faults
+
+
+def protocol_facts(name: str, statuses: Mapping[str, SetStatus]) -> dict[str, dict[str, Any]]:
+    """Return for each part of a protocol where it comes from and how many classes and images it has.
+
+    `classes` is what the protocol asks for, `classes_found` and `images` what is there.
+    """
+    facts: dict[str, dict[str, Any]] = {}
+    for part, (set_name, part_of_set) in sources_of(name).items():
+        status = statuses[set_name]
+        names = list(status.counts)
+        by_part = {
+            p: [names[place] for place in places] for p, places in status.data_set.parts(names).items()
+        }
+        lists = {p: len(wanted) for p, wanted in status.data_set.class_lists.items()}
+        if part_of_set == ALL:
+            found, asked = [n for part_names in by_part.values() for n in part_names], sum(lists.values())
+        else:
+            found = by_part.get(part_of_set, [])
+            asked = lists.get(part_of_set, len(found))
+        facts[part] = {
+            "set": set_name,
+            "classes": asked,
+            "classes_found": len(found),
+            "images": sum(status.counts[n] for n in found),
+        }
+    return facts
+
+
+def take_stock(access: Access) -> dict[str, Any]:
+    """Return everything that `gpldla data list --json` prints."""
+    statuses = {name: set_status(name, access) for name in list_sets()}
+    return {
+        "data_root": str(access.places.root),
+        "cache": str(access.places.cache),
+        "sets": {name: status.as_json() for name, status in statuses.items()},
+        "protocols": {name: protocol_facts(name, statuses) for name in list_protocols()},
+    }

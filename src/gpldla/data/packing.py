@@ -1,0 +1,171 @@
+"""Decoding image files into a store, on all cores."""
+
+import os
+import shutil
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+
+from gpldla.data.decoding import picture_side, square_pixels
+from gpldla.data.source_files import SourceFile
+from gpldla.data.store import new_store
+from gpldla.errors import UserError
+from gpldla.progress import Reporter
+
+FILES_A_TASK = 16
+LOOKED_AT = 100  # files, spread over all, whose size says how large the images of a set are
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The image files of a data set by class, not yet decoded.
+
+    bad: sentences about what cannot be used, such as an empty class or an unreadable zip
+    """
+
+    files_of_class: dict[str, list[SourceFile]]
+    bad: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    images: np.ndarray  # uint8 [n, channels, side, side]
+    shapes: list[tuple[int, int]]
+    bad: dict[int, str]  # by place in the task
+
+
+def pack_files(
+    listing: Listing,
+    store: Path,
+    *,
+    name: str,
+    channels: int,
+    wanted_side: int,
+    source: dict[str, Any],
+    report: Reporter,
+    skip_bad: bool,
+) -> None:
+    """Decode every file once, make it square, and write the store.
+
+    Images become squares of `wanted_side` pixels, or of the largest side that a look at some of them finds:
+    nothing is gained by enlarging. The store notes their true shapes, so that random crops can keep the ratio
+    of the picture. Each task decodes a few files; results are written in order, a bounded number waits.
+    """
+    bad = list(listing.bad)
+    if bad and not skip_bad:
+        raise UserError(_first_of(bad))
+    files = [file for files in listing.files_of_class.values() for file in files]
+    owners = np.repeat(
+        np.arange(len(listing.files_of_class)), [len(f) for f in listing.files_of_class.values()]
+    )
+    side = min(wanted_side, _largest_side(files) or wanted_side)
+    _check_space(store, len(files) * channels * side * side)
+    kept = np.ones(len(files), dtype=bool)
+    shapes: list[tuple[int, int]] = []
+    with (
+        new_store(store, (channels, side, side)) as writer,
+        report.bar(f"Packing {name}", len(files)) as advance,
+    ):
+        place = 0
+        for task in _decode_all(files, channels, side):
+            for place_in_task, sentence in task.bad.items():
+                if not skip_bad:
+                    raise UserError(_with_way_out(sentence))
+                bad.append(sentence)
+                kept[place + place_in_task] = False
+            writer.add(task.images)
+            shapes += task.shapes
+            n_files = len(task.images) + len(task.bad)
+            place += n_files
+            advance(n_files)
+        counts = np.bincount(owners[kept], minlength=len(listing.files_of_class))
+        names = list(listing.files_of_class)
+        bad += [f"Class {names[c]!r} of {name} has no readable image." for c in np.flatnonzero(counts == 0)]
+        if not shapes:
+            raise UserError(f"{name} has no readable image; the first trouble: {bad[0]}")
+        writer.finish(
+            name,
+            [class_name for class_name, count in zip(names, counts) if count],
+            counts[counts > 0],
+            {**source, "pillow": PIL.__version__, "left_out": bad},
+            shapes=np.array(shapes, dtype=np.int32),
+        )
+    if bad:
+        report.say(f"Left out of {name}, {len(bad)} in all:")
+        for sentence in bad:
+            report.say(f"  {sentence}")
+
+
+def _first_of(bad: Sequence[str]) -> str:
+    more = f" There are {len(bad) - 1} more such faults." if len(bad) > 1 else ""
+    return _with_way_out(bad[0]) + more
+
+
+def _with_way_out(sentence: str) -> str:
+    return f"{sentence.removesuffix('.')}, or leave such out with `gpldla data prepare --skip-bad`."
+
+
+def _decode_all(files: Sequence[SourceFile], channels: int, side: int) -> Iterator[_Decoded]:
+    """Yield decoded files in order, a task at a time."""
+    workers = _cores()
+    waiting: deque[Future[_Decoded]] = deque()
+    # Threads suffice: Pillow and zlib let others run while they work.
+    pool = ThreadPoolExecutor(workers)
+    try:
+        for first in range(0, len(files), FILES_A_TASK):
+            waiting.append(pool.submit(_decode, files[first : first + FILES_A_TASK], channels, side))
+            if len(waiting) > 4 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _decode(files: Sequence[SourceFile], channels: int, side: int) -> _Decoded:
+    images = np.empty((len(files), channels, side, side), np.uint8)
+    shapes: list[tuple[int, int]] = []
+    bad: dict[int, str] = {}
+    for place, file in enumerate(files):
+        try:
+            images[len(shapes)], shape = square_pixels(file.read(), channels, side)
+        except UserError as error:
+            bad[place] = str(error)
+        except Exception as error:  # decoders of damaged files raise all kinds
+            reason = str(error).split("<")[0].strip()  # not the address of a buffer
+            bad[place] = f"{file} cannot be read as an image ({reason}); repair it or remove it."
+        else:
+            shapes.append(shape)
+    return _Decoded(images[: len(shapes)], shapes, bad)
+
+
+def _largest_side(files: Sequence[SourceFile]) -> int:
+    """Return the largest side of some files spread over all; 0 where none of them can be read."""
+    sides = []
+    for place in np.unique(np.linspace(0, len(files) - 1, min(LOOKED_AT, len(files))).astype(int)):
+        try:
+            sides.append(picture_side(files[place].read()))
+        except Exception:  # said when it is decoded
+            continue
+    return max(sides, default=0)
+
+
+def _check_space(store: Path, needed: int) -> None:
+    nearest = next(path for path in store.absolute().parents if path.exists())
+    free = shutil.disk_usage(nearest).free
+    if free < needed:
+        raise UserError(
+            f"{store.parent} has {free / 1e9:.1f} GB left, and the store needs {needed / 1e9:.1f} GB;"
+            " choose another cache folder with --cache."
+        )
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,64 @@
+"""The images of a part by number, as tensors on a device."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpldla.data.protocols import Part
+
+SHARE_OF_MEMORY = 0.5  # of what a GPU has free, at most, for images that stay there
+COPIED_AT_ONCE = 1 << 28  # bytes
+
+
+class StoredImages(NamedTuple):
+    """Images as stored: pixels uint8 [n, c, h, w]; shapes float32 [n, 2], before they were made square."""
+
+    pixels: Tensor
+    shapes: Tensor | None
+
+
+class PartImages:
+    """Gives images by their numbers in the part.
+
+    On a GPU with room for all of them they are copied there once; else each request reads the store.
+    """
+
+    def __init__(self, part: Part, device: torch.device | str) -> None:
+        self._part, self._device = part, torch.device(device)
+        shapes = part.image_set.shapes
+        self._shapes = (
+            None if shapes is None else torch.from_numpy(shapes[part.indices]).float().to(self._device)
+        )
+        self._resident = self._copied() if self._fits() else None
+
+    def __getitem__(self, numbers: Tensor) -> StoredImages:
+        """Return the images with these numbers, int64 [n]."""
+        on_device = numbers.to(self._device)
+        if self._resident is not None:
+            pixels = self._resident[on_device]
+        else:
+            pixels = torch.from_numpy(self._part.read(numbers.cpu().numpy())).to(self._device)
+        return StoredImages(pixels, None if self._shapes is None else self._shapes[on_device])
+
+    def __len__(self) -> int:
+        """Return how many images there are."""
+        return len(self._part.indices)
+
+    def _bytes_an_image(self) -> int:
+        return int(np.prod(self._part.image_set.images.shape[1:]))
+
+    def _fits(self) -> bool:
+        if self._device.type != "cuda":
+            return False  # the store is in the system's cache, which is as near as memory can be
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return len(self) * self._bytes_an_image() <= SHARE_OF_MEMORY * free
+
+    def _copied(self) -> Tensor:
+        shape = (len(self), *self._part.image_set.images.shape[1:])
+        resident = torch.empty(shape, dtype=torch.uint8, device=self._device)
+        step = max(1, COPIED_AT_ONCE // self._bytes_an_image())
+        for first in range(0, len(self), step):
+            resident[first : first + step] = torch.from_numpy(self._part.read(slice(first, first + step)))
+        return resident

@@ -1,0 +1,35 @@
+"""CUB-200-2011: photographs of 200 kinds of birds, whole images, in class folders."""
+
+import re
+from collections.abc import Sequence
+
+from gpldla.data.packing import Listing
+from gpldla.data.sets.base import ImageFileSet
+from gpldla.data.sets.class_folders import list_class_folders
+from gpldla.data.sets.stored_size import photograph_side
+from gpldla.data.source_files import Tree
+
+
+class CUB(ImageFileSet):
+    """Class folders such as 001.Black_footed_Albatross; base has the even places, counted from 0."""
+
+    name = "cub"
+    title = "CUB-200-2011"
+    usual_size = 84
+    n_images = 11_788
+    folders = ("cub", "CUB", "CUB_200_2011", "cub-200-2011")
+    get = "https://www.vision.caltech.edu/datasets/cub_200_2011/ (CUB_200_2011.tgz, unpacked)"
+    put = "CUB_200_2011/images/001.Black_footed_Albatross/*.jpg and so on, or zips of that"
+
+    def stored_side(self, size: int) -> int:
+        """Leave room for random crops."""
+        return photograph_side(size)
+
+    def listing(self, tree: Tree) -> Listing:
+        """Take every folder whose name begins with a number of three digits."""
+        return list_class_folders(tree, re.compile(r"\d{3}\..+"))
+
+    def parts(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        """Tell classes by their number, whatever the words behind it."""
+        names = {name[:3]: name for names in self.class_lists.values() for name in names}
+        return super().parts([names.get(name[:3], name) for name in class_names])

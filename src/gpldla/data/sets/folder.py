@@ -1,0 +1,192 @@
+"""Any folder of class folders, as a data set with a split by class."""
+
+import csv
+import io
+import json
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from gpldla.data.packing import Listing
+from gpldla.data.sets.base import ImageFileSet
+from gpldla.data.sets.stored_size import photograph_side
+from gpldla.data.source_files import SourceFile, Tree
+from gpldla.data.splits import PARTS
+from gpldla.errors import UserError
+
+PREFIX = "folder:"
+USAGE = "folder:PATH, folder:PATH,seed=3, folder:PATH,split=FILE or folder:PATH,split=novel"
+PART_OF_WORD = {
+    "base": "base",
+    "train": "base",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "novel": "novel",
+    "test": "novel",
+}
+
+
+class FolderSet(ImageFileSet):
+    """Photographs in one folder a class.
+
+    The parts are what the split file says; else the folders train, val and test around the class folders,
+    where there are such; else drawn from a seed, half of the classes base and a quarter each validation and
+    novel. The split `novel` puts every class there, for testing a model on all of them.
+    """
+
+    title = "your own folder of class folders"
+    usual_size = 84
+    n_images = None
+    get = ""
+    put = "one folder of images a class"
+
+    def __init__(self, path: Path, *, seed: int = 0, split: str | None = None) -> None:
+        self.path, self.seed, self.split = path, seed, split
+        self.name = f"{PREFIX}{path}"
+
+    @classmethod
+    def from_name(cls, name: str) -> "FolderSet":
+        """Read `folder:PATH` with its options; PATH may hold commas."""
+        rest, options = name.removeprefix(PREFIX), {}
+        while match := re.fullmatch(r"(.+),(seed|split)=([^,]*)", rest):
+            rest, key, options[match[2]] = match[1], match[2], match[3]
+            if not options[key]:
+                raise UserError(f"{name!r} has no value for {key}; write {USAGE}.")
+        if not rest:
+            raise UserError(f"{name!r} names no folder; write {USAGE}.")
+        if not re.fullmatch(r"-?\d+", options.get("seed", "0")):
+            raise UserError(f"The seed of {name!r} is not a whole number; write {USAGE}.")
+        return cls(Path(rest).expanduser(), seed=abs(int(options.get("seed", 0))), split=options.get("split"))
+
+    @property
+    def store_name(self) -> str:
+        """The name of the folder, but not the path to it."""
+        return f"folder-{self.path.absolute().name}"
+
+    @property
+    def class_lists(self) -> dict[str, tuple[str, ...]]:
+        """Nothing is expected of it."""
+        return {}
+
+    def locate(self, root: Path) -> Path | None:
+        """Return the path itself, or the path below the data root."""
+        return next((path for path in (self.path, root / self.path) if path.exists()), None)
+
+    def settings(self, size: int) -> dict[str, Any]:
+        """Two folders have two stores, whatever is in them."""
+        return {**super().settings(size), "path": str(self.path.absolute())}
+
+    def stored_side(self, size: int) -> int:
+        """Leave room for random crops."""
+        return photograph_side(size)
+
+    def listing(self, tree: Tree) -> Listing:
+        """Take the outermost folders as classes, or those below train, val and test.
+
+        A class below such a folder is named with it: train/cat.
+        """
+        images = [(PurePosixPath(path).parts, file) for path, file in tree.images.items()]
+        folders = [PurePosixPath(folder).parts for folder in tree.folders]
+        start = _wrapping(images)
+        tops = {parts[start] for parts, _ in images if len(parts) > start + 1}
+        depth = start + (2 if tops and tops <= PART_OF_WORD.keys() else 1)
+        found: dict[str, list[SourceFile]] = defaultdict(list)
+        for parts, file in images:
+            if len(parts) > depth:
+                found["/".join(parts[start:depth])].append(file)
+        classes = {"/".join(parts[start:depth]) for parts in folders if len(parts) == depth}
+        empty = [
+            f"{tree.folder / name} is a class without images; add some or remove it."
+            for name in sorted(classes - found.keys())
+        ]
+        return Listing(dict(sorted(found.items())), (*tree.bad, *empty))
+
+    def parts(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        """Split the classes as the class says."""
+        if self.split in PARTS:
+            return {self.split: tuple(range(len(class_names)))}
+        if self.split is not None:
+            return self._parts_of_file(Path(self.split).expanduser(), class_names)
+        if all("/" in name for name in class_names):
+            return self._parts_of_folders(class_names)
+        return self._drawn_parts(len(class_names))
+
+    def _drawn_parts(self, n_classes: int) -> dict[str, tuple[int, ...]]:
+        if n_classes < 3:
+            raise UserError(
+                f"{self.path} has {n_classes} classes, too few for base, validation and novel ones;"
+                f" add classes, or name one part for all: {PREFIX}{self.path},split=novel."
+            )
+        order = np.random.default_rng(self.seed).permutation(n_classes)
+        quarter = max(1, round(n_classes / 4))
+        drawn = np.split(order, [n_classes - 2 * quarter, n_classes - quarter])
+        return {part: tuple(sorted(places.tolist())) for part, places in zip(PARTS, drawn)}
+
+    def _parts_of_folders(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        part_of_class: dict[str, str] = {}
+        for name in class_names:
+            folder, _, own = name.partition("/")
+            part = PART_OF_WORD[folder]
+            if part_of_class.setdefault(own, part) != part:
+                raise UserError(
+                    f"Class {own!r} of {self.path} lies in more than one of train, val and test, and few-shot"
+                    " parts share no class; name one of these folders, or a split file."
+                )
+        return _places([PART_OF_WORD[name.partition("/")[0]] for name in class_names])
+
+    def _parts_of_file(self, file: Path, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        part_of = _read_split(file)
+        unknown = sorted(part_of.keys() - set(class_names))
+        if unknown:
+            raise UserError(
+                f"{file} names the class {unknown[0]!r}, which {self.path} does not have; correct it."
+            )
+        return _places([part_of.get(name) for name in class_names])
+
+
+def _places(part_of_place: Sequence[str | None]) -> dict[str, tuple[int, ...]]:
+    places = {part: tuple(i for i, own in enumerate(part_of_place) if own == part) for part in PARTS}
+    return {part: found for part, found in places.items() if found}
+
+
+def _wrapping(images: list[tuple[tuple[str, ...], SourceFile]]) -> int:
+    """Return how many folders wrap all others, as the one at the top of a zip does."""
+    start = 0
+    while images and all(len(parts) > start + 2 for parts, _ in images):
+        if len({parts[start] for parts, _ in images}) > 1:
+            break
+        start += 1
+    return start
+
+
+def _read_split(file: Path) -> dict[str, str]:
+    """Read the part of each class: CSV with the columns class and part, or JSON with a list a part."""
+    try:
+        text = file.read_text("utf-8-sig")
+        if file.suffix.lower() == ".json":
+            lists = json.loads(text)
+            pairs = [(name, part) for part, names in lists.items() for name in names]
+        else:
+            pairs = [(row["class"], row["part"]) for row in csv.DictReader(io.StringIO(text))]
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}); name another split file.") from None
+    except (ValueError, KeyError, TypeError, AttributeError, csv.Error):
+        raise UserError(
+            f"{file} is not a split; write CSV with the columns class,part"
+            ' or JSON such as {"base": ["cat"], "novel": ["dog"]}.'
+        ) from None
+    part_of: dict[str, str] = {}
+    for name, word in pairs:
+        part = PART_OF_WORD.get(str(word).strip().lower())
+        if part is None:
+            raise UserError(f"{file} has the part {word!r}; use base, validation and novel.")
+        if part_of.setdefault(name, part) != part:
+            raise UserError(f"{file} puts the class {name!r} into two parts; keep one.")
+    if not part_of:
+        raise UserError(f"{file} names no class; write CSV with the columns class,part.")
+    return part_of

@@ -1,0 +1,20 @@
+"""How large images are stored, by the input size of the backbone that will see them.
+
+Training cuts boxes of down to 8 % of the area out of photographs, so what is stored must be larger than the
+input. How much larger was measured on CUB's validation classes: docs/data.md.
+"""
+
+from gpldla.backbones.base import resized_side
+
+ROOM = 2.0  # stored side over input side
+LARGEST_SIDE = 384  # about the shorter side of the photographs in these sets: more would only enlarge them
+
+
+def photograph_side(size: int) -> int:
+    """Return the stored side for photographs, which training crops at random: 168 for 84, 384 for 224."""
+    return max(resized_side(size), min(round(size * ROOM), LARGEST_SIDE))
+
+
+def character_side(size: int) -> int:
+    """Return the stored side for characters, which nothing crops: just what evaluation resizes to."""
+    return resized_side(size)

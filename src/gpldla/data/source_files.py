@@ -1,0 +1,201 @@
+"""Files as a person keeps them: in folders, in zips, or in both, seen as one list."""
+
+import hashlib
+import os
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path, PurePosixPath
+
+from gpldla.errors import UserError
+
+IMAGE_TYPES = frozenset(
+    {
+        ".jpg",
+        ".jpeg",
+        ".png",
+        ".webp",
+        ".bmp",
+        ".gif",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".jp2",
+        ".avif",
+    }
+)
+LARGEST_FILE = 1 << 30  # bytes; what claims to be larger inside a zip is no image
+TAIL = 1 << 16  # bytes at the end of a file that tell it from another: a zip's directory, a gzip's checksum
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file in a folder (member is "") or inside a zip."""
+
+    path: Path
+    member: str = ""
+
+    def __str__(self) -> str:
+        """Name the file as a person finds it."""
+        return f"{self.path}/{self.member}" if self.member else str(self.path)
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return PurePosixPath(self.member).name if self.member else self.path.name
+
+    def read(self) -> bytes:
+        """Return the content, or say in a sentence why that cannot be had."""
+        try:
+            if not self.member:
+                return self.path.read_bytes()
+            archive = _open_zip(self.path)
+            if archive.getinfo(self.member).file_size > LARGEST_FILE:
+                raise UserError(f"{self} is larger than any image; remove it.")
+            return archive.read(self.member)
+        # A damaged zip raises all kinds: zlib.error, BadZipFile, NotImplementedError, RuntimeError ...
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"{self} cannot be read ({error}); get it anew or remove it.") from None
+
+
+@dataclass(frozen=True)
+class Tree:
+    """All files below a folder by relative path; a zip counts as unpacked where it lies.
+
+    files:     by path relative to the folder, sorted
+    folders:   paths of all folders, relative too, also of empty ones
+    bad:       sentences about zips that cannot be read
+    """
+
+    folder: Path
+    files: dict[str, SourceFile]
+    folders: frozenset[str]
+    bad: tuple[str, ...]
+
+    @property
+    def images(self) -> dict[str, SourceFile]:
+        """The files that are images by their ending."""
+        return {path: file for path, file in self.files.items() if is_image(path)}
+
+
+def is_image(path: str) -> bool:
+    """Say whether a path ends as images do."""
+    return PurePosixPath(path).suffix.lower() in IMAGE_TYPES
+
+
+def read_tree(folder: Path) -> Tree:
+    """List all files below `folder`; several zips join, and an unpacked file wins over a packed one.
+
+    `folder` may itself be a zip.
+    """
+    files: dict[str, SourceFile] = {}
+    folders: set[str] = set()
+    zips: list[tuple[str, Path]] = []
+    bad: list[str] = []
+    found = _walk(folder, "") if folder.is_dir() else iter([(folder.name, folder, False)])
+    for relative, path, is_folder in found:
+        if is_folder:
+            folders.add(relative)
+        elif path.suffix.lower() == ".zip":
+            zips.append((relative, path))
+        else:
+            files[relative] = SourceFile(path)
+    for relative, path in sorted(zips):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                members = archive.infolist()
+        except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
+            bad.append(f"{path} cannot be read as a zip ({error}); get it anew or remove it.")
+            continue
+        prefix = relative.rpartition("/")[0]
+        for member in members:
+            if _is_hidden(member.filename):
+                continue
+            inside = f"{prefix}/{member.filename}" if prefix else member.filename
+            if member.is_dir():
+                folders.add(inside.rstrip("/"))
+            else:
+                files.setdefault(inside, SourceFile(path, member.filename))
+    for file_path in files:
+        folders.update(str(parent) for parent in PurePosixPath(file_path).parents if str(parent) != ".")
+    return Tree(folder, dict(sorted(files.items())), frozenset(folders), tuple(bad))
+
+
+def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, Path, bool]]:
+    """Yield (relative path, path, whether a folder) of everything below, but for hidden files."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror}); check its permissions.") from None
+    for entry in entries:
+        if _is_hidden(entry.name):
+            continue
+        relative = prefix + entry.name
+        yield relative, Path(entry.path), entry.is_dir()
+        if entry.is_dir():
+            yield from _walk(Path(entry.path), relative + "/")
+
+
+def _is_hidden(path: str) -> bool:
+    """Say whether a file is one that systems leave behind: .DS_Store, __MACOSX/._x ..."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
+
+
+def stamp(folder: Path) -> str:
+    """Return a short text that changes when what lies in `folder` does, found out in milliseconds.
+
+    Files at the top, such as archives, tell themselves by size and last bytes; folders by name and the time
+    of their last change. An image that is rewritten in place goes unnoticed.
+    """
+    try:
+        facts = sorted(_facts(folder)) if folder.is_dir() else [_file_facts(folder)]
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error}); check its permissions.") from None
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def _facts(folder: Path) -> Iterator[tuple[str, int, str]]:
+    for entry in os.scandir(folder):
+        if _is_hidden(entry.name):
+            continue
+        if entry.is_dir():
+            yield from _folder_facts(entry, entry.name)
+        else:
+            yield _file_facts(Path(entry.path))
+
+
+def _file_facts(path: Path) -> tuple[str, int, str]:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL))
+        return path.name, size, hashlib.sha256(file.read()).hexdigest()
+
+
+def _folder_facts(folder: os.DirEntry[str], name: str) -> Iterator[tuple[str, int, str]]:
+    yield name, folder.stat().st_mtime_ns, "folder"
+    with os.scandir(folder.path) as entries:
+        beginning = list(islice(entries, 16))
+        if not any(entry.is_dir() for entry in beginning):
+            return  # a folder of images; its time of change tells when some came or went
+        for entry in chain(beginning, entries):
+            if entry.is_dir() and not _is_hidden(entry.name):
+                yield from _folder_facts(entry, f"{name}/{entry.name}")
+
+
+_thread = threading.local()
+
+
+def _open_zip(path: Path) -> zipfile.ZipFile:
+    """Return the zip as this thread has it open: reading its directory takes longer than reading an image."""
+    archives: dict[tuple[Path, int, int], zipfile.ZipFile] = _thread.__dict__.setdefault("archives", {})
+    facts = path.stat()
+    key = (path, facts.st_size, facts.st_mtime_ns)
+    if key not in archives:
+        archives[key] = zipfile.ZipFile(path)
+    return archives[key]
