@@ -187,8 +187,6 @@ class TestSizes:
         assert pack(tmp_path / "set", size=14).images.shape[2] == photograph_side(14)
         assert len(stores(cache)) == 2
 
-    # A JPEG that is decoded at a half notes half its height and width.
-    @pytest.mark.xfail(reason="the shape of a large JPEG is noted as it was decoded", strict=True)
     def test_the_true_shape_of_a_large_jpeg_is_noted(self, tmp_path, pack):
         save(next(pictures("a", 1, 300, 400)), tmp_path / "set" / "a" / "1.jpg")
         assert pack(tmp_path / "set", size=28).shapes.tolist() == [[300, 400]]

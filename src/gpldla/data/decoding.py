@@ -2,10 +2,10 @@
 
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 Mode = Literal["L", "RGB"]
 
@@ -15,14 +15,9 @@ def mode_of(channels: int) -> Mode:
     return "L" if channels == 1 else "RGB"
 
 
-def read_picture(file: str | Path | BinaryIO, mode: Mode, *, at_least: int | None = None) -> Image.Image:
-    """Decode an image file, turned as its EXIF note says; raises whatever the decoder raises.
-
-    at_least: a JPEG may be decoded at a half, quarter or eighth as long as its sides stay as large as this
-    """
+def read_picture(file: str | Path, mode: Mode) -> Image.Image:
+    """Decode an image file, turned as its EXIF note says; raises whatever the decoder raises."""
     with Image.open(file) as opened:
-        if at_least is not None:
-            opened.draft(mode, (at_least, at_least))
         return in_mode(ImageOps.exif_transpose(opened), mode)
 
 
@@ -39,12 +34,16 @@ def in_mode(picture: Image.Image, mode: Mode) -> Image.Image:
 
 def square_pixels(content: bytes, channels: int, side: int) -> tuple[np.ndarray, tuple[int, int]]:
     """Decode and resize to a square: uint8 [channels, side, side] and the picture's own (height, width)."""
-    # Twice the side: reducing by half while decoding then costs no sharpness.
-    picture = read_picture(BytesIO(content), mode_of(channels), at_least=2 * side)
-    width, height = picture.size
+    mode = mode_of(channels)
+    with Image.open(BytesIO(content)) as opened:
+        lying = opened.getexif().get(ExifTags.Base.Orientation, 1) >= 5  # turned by a quarter
+        shape = opened.size if lying else opened.size[::-1]
+        # A JPEG may come at a half, quarter or eighth; down to twice the side that costs no sharpness.
+        opened.draft(mode, (2 * side, 2 * side))
+        picture = in_mode(ImageOps.exif_transpose(opened), mode)
     if picture.size != (side, side):
         picture = picture.resize((side, side), Image.Resampling.BILINEAR)
-    return np.asarray(picture).reshape(side, side, channels).transpose(2, 0, 1), (height, width)
+    return np.asarray(picture).reshape(side, side, channels).transpose(2, 0, 1), shape
 
 
 def picture_side(content: bytes) -> int:

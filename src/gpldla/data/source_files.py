@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import posixpath
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -115,11 +116,11 @@ def read_tree(folder: Path) -> Tree:
             continue
         prefix = relative.rpartition("/")[0]
         for member in members:
-            if _is_hidden(member.filename):
+            inside = posixpath.normpath(posixpath.join(prefix, member.filename))
+            if _is_hidden(inside):
                 continue
-            inside = f"{prefix}/{member.filename}" if prefix else member.filename
             if member.is_dir():
-                folders.add(inside.rstrip("/"))
+                folders.add(inside)
             else:
                 files.setdefault(inside, SourceFile(path, member.filename))
     for file_path in files:
@@ -127,19 +128,25 @@ def read_tree(folder: Path) -> Tree:
     return Tree(folder, dict(sorted(files.items())), frozenset(folders), tuple(bad))
 
 
-def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, Path, bool]]:
+def _walk(folder: Path, prefix: str, above: tuple[Path, ...] = ()) -> Iterator[tuple[str, Path, bool]]:
     """Yield (relative path, path, whether a folder) of everything below, but for hidden files."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
         raise UserError(f"{folder} cannot be read ({error.strerror}); check its permissions.") from None
+    above = (*above, folder.resolve())
     for entry in entries:
-        if _is_hidden(entry.name):
+        if _is_hidden(entry.name) or _leads_back(entry, above):
             continue
         relative = prefix + entry.name
         yield relative, Path(entry.path), entry.is_dir()
         if entry.is_dir():
-            yield from _walk(Path(entry.path), relative + "/")
+            yield from _walk(Path(entry.path), relative + "/", above)
+
+
+def _leads_back(entry: os.DirEntry[str], above: tuple[Path, ...]) -> bool:
+    """Say whether an entry is a link to one of the folders that it lies in."""
+    return entry.is_symlink() and entry.is_dir() and Path(entry.path).resolve() in above
 
 
 def _is_hidden(path: str) -> bool:
@@ -165,7 +172,7 @@ def _facts(folder: Path) -> Iterator[tuple[str, int, str]]:
         if _is_hidden(entry.name):
             continue
         if entry.is_dir():
-            yield from _folder_facts(entry, entry.name)
+            yield from _folder_facts(entry, entry.name, (folder.resolve(),))
         else:
             yield _file_facts(Path(entry.path))
 
@@ -177,15 +184,24 @@ def _file_facts(path: Path) -> tuple[str, int, str]:
         return path.name, size, hashlib.sha256(file.read()).hexdigest()
 
 
-def _folder_facts(folder: os.DirEntry[str], name: str) -> Iterator[tuple[str, int, str]]:
+def _folder_facts(
+    folder: os.DirEntry[str], name: str, above: tuple[Path, ...]
+) -> Iterator[tuple[str, int, str]]:
     yield name, folder.stat().st_mtime_ns, "folder"
+    if _leads_back(folder, above):
+        return
+    above = (*above, Path(folder.path).resolve())
     with os.scandir(folder.path) as entries:
         beginning = list(islice(entries, 16))
-        if not any(entry.is_dir() for entry in beginning):
-            return  # a folder of images; its time of change tells when some came or went
-        for entry in chain(beginning, entries):
-            if entry.is_dir() and not _is_hidden(entry.name):
-                yield from _folder_facts(entry, f"{name}/{entry.name}")
+        # A folder of images tells by its time of change when some came or went: no need to look at each.
+        rest = entries if any(entry.is_dir() for entry in beginning) else ()
+        for entry in chain(beginning, rest):
+            if _is_hidden(entry.name):
+                continue
+            if entry.is_dir():
+                yield from _folder_facts(entry, f"{name}/{entry.name}", above)
+            elif entry.name.lower().endswith(".zip"):
+                yield _file_facts(Path(entry.path))
 
 
 _thread = threading.local()

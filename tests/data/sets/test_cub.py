@@ -102,7 +102,7 @@ class TestLayouts:
         assert len(load_protocol("cub", access=access).parts["base"].image_set.images) == 36
 
     # The masks of the segmentations.tgz of the same page lie in class folders of the same names.
-    @pytest.mark.xfail(reason="masks beside the photographs are taken for photographs", strict=True)
+
     def test_segmentations_are_no_photographs(self, root, access):
         name = "001.Black_footed_Albatross"
         save(next(pictures("x", 1, 8, 8)).convert("L"), root / "cub" / "segmentations" / name / "mask.png")

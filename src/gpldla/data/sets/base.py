@@ -83,9 +83,8 @@ class StoredSet(DataSet):
 
     def nothing_there(self, folder: Path) -> str:
         """Say what a folder without a single image of the set should have."""
-        packed = [
-            path for path in sorted(folder.iterdir()) if path.name.endswith((".tgz", ".tar", ".tar.gz"))
-        ]
+        files = sorted(folder.iterdir()) if folder.is_dir() else []
+        packed = [path for path in files if path.name.endswith((".tgz", ".tar", ".tar.gz"))]
         if packed:
             return f"{packed[0]} is not unpacked; unpack it there."
         return f"{folder} has no images of {self.name}; it should have {self.put}."

@@ -1,35 +1,35 @@
 """The commonest layout: one folder a class."""
 
-import re
 from collections import defaultdict
+from collections.abc import Callable, Collection
 from pathlib import PurePosixPath
 
 from gpldla.data.packing import Listing
 from gpldla.data.source_files import SourceFile, Tree
 
 
-def list_class_folders(tree: Tree, class_folder: re.Pattern[str]) -> Listing:
-    """Give each image to the innermost folder around it whose name matches; one name is one class.
+def list_class_folders(
+    tree: Tree, is_class: Callable[[str], object], passed_over: Collection[str] = ()
+) -> Listing:
+    """Give each image to the innermost folder around it that is a class by its name; one name is one class.
 
-    An image that lies there twice (in a zip and beside it, unpacked) counts once. A matching folder without
-    any image is an empty class.
+    An image that lies there twice (in a zip and beside it, unpacked) counts once. A class folder without any
+    image is a fault. Nothing below folders with a name in `passed_over` counts.
     """
     found: dict[str, dict[str, SourceFile]] = defaultdict(dict)
     for path, file in tree.images.items():
-        owner = _innermost(PurePosixPath(path).parent, class_folder)
-        if owner is not None:
+        folders = PurePosixPath(path).parent.parts
+        owner = next((name for name in reversed(folders) if is_class(name)), None)
+        if owner is not None and not set(folders) & set(passed_over):
             found[owner].setdefault(file.name, file)
-    empty = {folder for folder in tree.folders if class_folder.fullmatch(PurePosixPath(folder).name)}
-    bad = [
+    empty = [
         f"{tree.folder / folder} is a class without images; add some or remove it."
-        for folder in sorted(empty)
-        if PurePosixPath(folder).name not in found
+        for folder in sorted(tree.folders)
+        if is_class(name := PurePosixPath(folder).name)
+        and name not in found
+        and not set(PurePosixPath(folder).parts) & set(passed_over)
     ]
     return Listing(
         {name: [files[key] for key in sorted(files)] for name, files in sorted(found.items())},
-        (*tree.bad, *bad),
+        (*tree.bad, *empty),
     )
-
-
-def _innermost(folder: PurePosixPath, class_folder: re.Pattern[str]) -> str | None:
-    return next((part for part in reversed(folder.parts) if class_folder.fullmatch(part)), None)

@@ -27,7 +27,8 @@ class CUB(ImageFileSet):
 
     def listing(self, tree: Tree) -> Listing:
         """Take every folder whose name begins with a number of three digits."""
-        return list_class_folders(tree, re.compile(r"\d{3}\..+"))
+        masks = {"segmentations"}  # which some people have unpacked beside the images
+        return list_class_folders(tree, re.compile(r"\d{3}\..+").fullmatch, passed_over=masks)
 
     def parts(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
         """Tell classes by their number, whatever the words behind it."""

@@ -53,15 +53,16 @@ class FolderSet(ImageFileSet):
     def from_name(cls, name: str) -> "FolderSet":
         """Read `folder:PATH` with its options; PATH may hold commas."""
         rest, options = name.removeprefix(PREFIX), {}
-        while match := re.fullmatch(r"(.+),(seed|split)=([^,]*)", rest):
-            rest, key, options[match[2]] = match[1], match[2], match[3]
-            if not options[key]:
+        while match := re.fullmatch(r"(.+),(seed)=([^,]*)|(.+),(split)=(.*)", rest):
+            rest, key, value = (group for group in match.groups() if group is not None)
+            options[key] = value
+            if not value:
                 raise UserError(f"{name!r} has no value for {key}; write {USAGE}.")
         if not rest:
             raise UserError(f"{name!r} names no folder; write {USAGE}.")
-        if not re.fullmatch(r"-?\d+", options.get("seed", "0")):
+        if not re.fullmatch(r"\d+", options.get("seed", "0")):
             raise UserError(f"The seed of {name!r} is not a whole number; write {USAGE}.")
-        return cls(Path(rest).expanduser(), seed=abs(int(options.get("seed", 0))), split=options.get("split"))
+        return cls(Path(rest).expanduser(), seed=int(options.get("seed", 0)), split=options.get("split"))
 
     @property
     def store_name(self) -> str:
@@ -90,19 +91,23 @@ class FolderSet(ImageFileSet):
 
         A class below such a folder is named with it: train/cat.
         """
-        images = [(PurePosixPath(path).parts, file) for path, file in tree.images.items()]
-        folders = [PurePosixPath(folder).parts for folder in tree.folders]
-        start = _wrapping(images)
-        tops = {parts[start] for parts, _ in images if len(parts) > start + 1}
-        depth = start + (2 if tops and tops <= PART_OF_WORD.keys() else 1)
+        images = {PurePosixPath(path).parts: file for path, file in tree.images.items()}
+        outside = _wrapping(list(images))
+        start = len(outside)
+        inside = {parts[start:]: file for parts, file in images.items() if parts[:start] == outside}
+        tops = {parts[0] for parts in inside if len(parts) > 1}
+        depth = 2 if tops and tops <= PART_OF_WORD.keys() else 1
         found: dict[str, list[SourceFile]] = defaultdict(list)
-        for parts, file in images:
+        for parts, file in inside.items():
             if len(parts) > depth:
-                found["/".join(parts[start:depth])].append(file)
-        classes = {"/".join(parts[start:depth]) for parts in folders if len(parts) == depth}
+                found["/".join(parts[:depth])].append(file)
+        folders = [PurePosixPath(folder).parts for folder in tree.folders]
         empty = [
-            f"{tree.folder / name} is a class without images; add some or remove it."
-            for name in sorted(classes - found.keys())
+            f"{tree.folder.joinpath(*parts)} is a class without images; add some or remove it."
+            for parts in sorted(folders)
+            if parts[:start] == outside
+            and len(parts) == start + depth
+            and "/".join(parts[start:]) not in found
         ]
         return Listing(dict(sorted(found.items())), (*tree.bad, *empty))
 
@@ -154,14 +159,20 @@ def _places(part_of_place: Sequence[str | None]) -> dict[str, tuple[int, ...]]:
     return {part: found for part, found in places.items() if found}
 
 
-def _wrapping(images: list[tuple[tuple[str, ...], SourceFile]]) -> int:
-    """Return how many folders wrap all others, as the one at the top of a zip does."""
-    start = 0
-    while images and all(len(parts) > start + 2 for parts, _ in images):
-        if len({parts[start] for parts, _ in images}) > 1:
-            break
-        start += 1
-    return start
+def _wrapping(images: list[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the folders that wrap all others, as the one at the top of a zip does.
+
+    images: the parts of their paths. What lies beside the only folder with images does not count.
+    """
+    wrapping: tuple[str, ...] = ()
+    while True:
+        below = [
+            parts for parts in images if parts[: len(wrapping)] == wrapping and len(parts) > len(wrapping) + 1
+        ]
+        tops = {parts[len(wrapping)] for parts in below}
+        if len(tops) != 1 or not any(len(parts) > len(wrapping) + 2 for parts in below):
+            return wrapping
+        wrapping = (*wrapping, *tops)
 
 
 def _read_split(file: Path) -> dict[str, str]:
@@ -169,24 +180,35 @@ def _read_split(file: Path) -> dict[str, str]:
     try:
         text = file.read_text("utf-8-sig")
         if file.suffix.lower() == ".json":
-            lists = json.loads(text)
-            pairs = [(name, part) for part, names in lists.items() for name in names]
+            pairs = [(name, part) for part, names in json.loads(text).items() for name in _list(names)]
         else:
             pairs = [(row["class"], row["part"]) for row in csv.DictReader(io.StringIO(text))]
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); name another split file.") from None
     except (ValueError, KeyError, TypeError, AttributeError, csv.Error):
-        raise UserError(
-            f"{file} is not a split; write CSV with the columns class,part"
-            ' or JSON such as {"base": ["cat"], "novel": ["dog"]}.'
-        ) from None
+        raise _no_split(file) from None
     part_of: dict[str, str] = {}
     for name, word in pairs:
-        part = PART_OF_WORD.get(str(word).strip().lower())
+        if not isinstance(name, str) or not isinstance(word, str):
+            raise _no_split(file)
+        part = PART_OF_WORD.get(word.strip().lower())
         if part is None:
             raise UserError(f"{file} has the part {word!r}; use base, validation and novel.")
         if part_of.setdefault(name, part) != part:
             raise UserError(f"{file} puts the class {name!r} into two parts; keep one.")
     if not part_of:
-        raise UserError(f"{file} names no class; write CSV with the columns class,part.")
+        raise UserError(f"{file} names no class; write one a line, with its part.")
     return part_of
+
+
+def _list(names: Any) -> list[Any]:
+    if not isinstance(names, list):
+        raise TypeError
+    return names
+
+
+def _no_split(file: Path) -> UserError:
+    return UserError(
+        f"{file} is not a split; write CSV with the columns class,part"
+        ' or JSON such as {"base": ["cat"], "novel": ["dog"]}.'
+    )

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import re
 from collections import defaultdict
 from pathlib import PurePosixPath
 from typing import ClassVar
@@ -14,7 +13,6 @@ from gpldla.data.sets.stored_size import photograph_side
 from gpldla.data.source_files import SourceFile, Tree
 from gpldla.errors import UserError
 
-WORDNET_ID = re.compile(r"n\d{8}")
 TABLES = ("train.csv", "val.csv", "test.csv")
 
 
@@ -29,13 +27,10 @@ class WordNetSet(ImageFileSet):
 
     def listing(self, tree: Tree) -> Listing:
         """Take the class folders of the split."""
-        return self._of_the_split(list_class_folders(tree, WORDNET_ID))
+        return list_class_folders(tree, self._class_names().__contains__)
 
-    def _of_the_split(self, listing: Listing) -> Listing:
-        wanted = {name for names in self.class_lists.values() for name in names}
-        return Listing(
-            {name: files for name, files in listing.files_of_class.items() if name in wanted}, listing.bad
-        )
+    def _class_names(self) -> set[str]:
+        return {name for names in self.class_lists.values() for name in names}
 
 
 class TieredImageNet(WordNetSet):
@@ -73,7 +68,7 @@ class MiniImageNet(WordNetSet):
     def listing(self, tree: Tree) -> Listing:
         """Go by the tables if there are any, else by class folders."""
         tables = {path: file for path, file in tree.files.items() if PurePosixPath(path).name in TABLES}
-        return self._of_the_split(_list_by_tables(tree, tables)) if tables else super().listing(tree)
+        return _list_by_tables(tree, tables, self._class_names()) if tables else super().listing(tree)
 
 
 class TinyImageNetMini(MiniImageNet):
@@ -86,8 +81,8 @@ class TinyImageNetMini(MiniImageNet):
     get = "http://cs231n.stanford.edu/tiny-imagenet-200.zip (the 100 classes in the lists of this package)"
 
 
-def _list_by_tables(tree: Tree, tables: dict[str, SourceFile]) -> Listing:
-    """Find the file of each line `filename,label`."""
+def _list_by_tables(tree: Tree, tables: dict[str, SourceFile], class_names: set[str]) -> Listing:
+    """Find the file of each line `filename,label` whose label is one of the classes."""
     images = {PurePosixPath(path).name: file for path, file in tree.images.items()}
     found: dict[str, dict[str, SourceFile]] = defaultdict(dict)
     missing: dict[str, list[str]] = defaultdict(list)
@@ -99,6 +94,8 @@ def _list_by_tables(tree: Tree, tables: dict[str, SourceFile]) -> Listing:
             bad.append(str(error))
             continue
         for filename, label in rows:
+            if label not in class_names:
+                continue
             name = PurePosixPath(filename).name
             if name in images:
                 found[label][name] = images[name]
