@@ -108,7 +108,7 @@ class TestInventory:
             "cars": ["/elsewhere/cars", "1,234", "56,789", "complete"],
             "gone": ["packed copy only", "1,234", "56,789", "complete, packed"],
             "none": ["", "", "", "missing"],
-            "empty": ["empty", "", "", "missing"],
+            "empty": ["empty", "", "", "no images"],
         }
 
     def test_a_protocol_has_a_row_with_its_classes_and_sources(self, stock):

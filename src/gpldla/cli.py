@@ -239,13 +239,17 @@ def prepare_data(
     access = _access(data_root, cache, skip_bad=skip_bad)
     if name in list_sets() and name not in list_protocols():
         image_set = load_set(name, size=size, access=access)
-        typer.echo(f"{name}: {len(image_set.counts):,} classes, {_images(image_set)}")
+        typer.echo(f"{name}: {_classes(len(image_set.counts))}, {_images(image_set)}")
         return
     for part_name, part in load_protocol(name, size=size, access=access).parts.items():
         typer.echo(
-            f"{name} {part_name}: {len(part.classes):,} classes, {len(part.indices):,} of the"
+            f"{name} {part_name}: {_classes(len(part.classes))}, {len(part.indices):,} of the"
             f" {_images(part.image_set)} in {part.image_set.name}"
         )
+
+
+def _classes(count: int) -> str:
+    return "1 class" if count == 1 else f"{count:,} classes"
 
 
 def _images(image_set: "ImageSet") -> str:

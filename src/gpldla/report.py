@@ -61,9 +61,9 @@ def inventory_tables(stock: dict[str, Any]) -> tuple[Table, Table]:
     sets.add_column("state")
     for name, facts in stock["sets"].items():
         if not facts["found"]:
-            sets.add_row(
-                name, "" if facts["place"] is None else _place(facts["place"], root), "", "", "missing"
-            )
+            there = facts["place"] is not None
+            place = _place(facts["place"], root) if there else ""
+            sets.add_row(name, place, "", "", "no images" if there else "missing")
             continue
         place = "embedded" if facts["embedded"] else _place(facts["place"], root)
         state = ("complete" if facts["complete"] else "not complete") + (

@@ -126,8 +126,8 @@ class TestKindsOfImages:
             np.testing.assert_array_equal(right, [255] * channels)
 
     def test_grey_levels_of_sixteen_bits_are_kept(self):
-        picture = Image.fromarray(np.full((16, 16), 100 * 257, np.uint16))
-        np.testing.assert_array_equal(decoded(picture, "png"), 100)
+        picture = Image.fromarray(np.full((16, 16), 200 * 257, np.uint16))
+        np.testing.assert_array_equal(decoded(picture, "png"), 200)
 
     def test_a_cmyk_jpeg_gives_its_colours(self):
         picture = halves((200, 30, 60), (20, 160, 220)).convert("CMYK")
@@ -225,6 +225,7 @@ class TestBadFiles:
         message = str(error.value)
         assert message.startswith(f"{path} cannot be read as an image (")
         assert FAULTS[fault][1] in message
+        assert "0x" not in message  # where a buffer lies is nobody's concern
         assert message.endswith(
             "repair it or remove it, or leave such out with `gpldla data prepare --skip-bad`."
         )
@@ -248,14 +249,15 @@ class TestBadFiles:
         with pytest.raises((OSError, ValueError, SyntaxError, EOFError)):
             square_pixels(content[: len(content) // 2], 3, 48)
 
-    def test_the_images_after_a_bad_one_keep_their_classes(self, pets, pack):
-        whole = pack(pets).images[:]
-        for name in ("kind-00/0.png", "kind-02/1.png"):
-            (pets / name).write_bytes(b"")
-        (pets / "new").write_text("so that the stamp changes")
-        image_set = pack(pets, skip_bad=True)
-        assert image_set.counts.tolist() == [2, 3, 2, 3]
-        np.testing.assert_array_equal(image_set.images, np.delete(whole, [0, 7], axis=0))
+    def test_the_images_after_a_bad_one_keep_their_classes(self, tmp_path, pack):
+        folder = write_folder(tmp_path / "set", n_classes=3, images_a_class=10)  # two tasks
+        whole = pack(folder).images[:]
+        for name in ("kind-00/0.png", "kind-02/0.png"):
+            (folder / name).write_bytes(b"")
+        (folder / "new").write_text("so that the stamp changes")
+        image_set = pack(folder, skip_bad=True)
+        assert image_set.counts.tolist() == [9, 10, 9]
+        np.testing.assert_array_equal(image_set.images, np.delete(whole, [0, 20], axis=0))
 
     def test_a_class_without_a_readable_image_is_left_out(self, pets, pack, cache):
         for file in (pets / "kind-02").iterdir():

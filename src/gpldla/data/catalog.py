@@ -94,7 +94,13 @@ def _open(data_set: DataSet, size: int, access: Access) -> ImageSet:
         source_facts = {**source, "folder": str(folder.absolute())}
         data_set.pack(folder, store, settings, source_facts, access.report, access.skip_bad)
 
-    return cached_store(store, pack)
+    packed_before = (store / MANIFEST).exists()
+    image_set = cached_store(store, pack)
+    if packed_before and (left_out := read_manifest(store)["source"].get("left_out")):
+        access.report.say(
+            f"{data_set.name} was packed without {len(left_out)} faulty files: {store / MANIFEST}"
+        )
+    return image_set
 
 
 def packed_stores(data_set: DataSet, cache: Path, settings: dict[str, Any] | None = None) -> list[Path]:

@@ -75,7 +75,9 @@ def set_status(name: str, access: Access) -> SetStatus:
     folder = data_set.locate(access.places.root)
     stores = packed_stores(data_set, access.places.cache)
     counts, bad = _counts(data_set, folder, stores)
-    return SetStatus(data_set, folder, counts, (*_lacking(data_set, folder, counts), *bad), tuple(stores))
+    if folder is not None and not counts and not bad:
+        bad = (data_set.nothing_there(folder),)
+    return SetStatus(data_set, folder, counts, (*_lacking(data_set, counts), *bad), tuple(stores))
 
 
 def _counts(
@@ -97,10 +99,10 @@ def _counts(
         return {}, (str(error),)
 
 
-def _lacking(data_set: StoredSet, folder: Path | None, counts: Mapping[str, int]) -> list[str]:
-    """Say which classes and how many images are missing."""
+def _lacking(data_set: StoredSet, counts: Mapping[str, int]) -> list[str]:
+    """Say how many classes and images are missing, where some are there."""
     if not counts:
-        return [] if folder is None else [data_set.nothing_there(folder)]
+        return []
     faults = []
     names = list(counts)
     present = data_set.parts(names)

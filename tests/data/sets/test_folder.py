@@ -303,6 +303,14 @@ class TestLayouts:
         assert len(self.names(tmp_path / "a" / "pets", access)) == 3
         assert len(self.names(tmp_path / "b" / "pets", access)) == 4
 
+    def test_two_copies_of_one_zip_have_two_stores_too(self, pets, tmp_path, access):
+        (archive,) = zip_up(pets)
+        copy = tmp_path / "copy" / archive.name
+        copy.parent.mkdir()
+        shutil.copy2(archive, copy)
+        for path in (archive, copy):
+            assert load_set(f"folder:{path}", access=access).name == f"folder:{path}"
+
     def test_the_store_remains_when_the_folder_has_gone(self, pets, access):
         before = self.names(pets, access)
         shutil.rmtree(pets)

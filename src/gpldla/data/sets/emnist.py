@@ -34,12 +34,12 @@ class EMNIST(StoredSet):
         return {"version": 1}
 
     def survey(self, folder: Path) -> Survey:
-        """Count labels."""
+        """Read the files and count labels."""
         files, bad = _files(folder)
         if len(files) < 2:
             return Survey({}, bad)
         try:
-            labels = _read_labels(files[LABELS])
+            _, labels = _read_both(files)
         except UserError as error:
             return Survey({}, (*bad, str(error)))
         counts = np.bincount(labels, minlength=len(CHARACTERS))
@@ -58,13 +58,7 @@ class EMNIST(StoredSet):
         files, bad = _files(folder)
         if len(files) < 2:
             raise UserError(bad[0] if bad else self.nothing_there(folder))
-        labels = _read_labels(files[LABELS])
-        images = _read_idx(files[IMAGES], dimensions=3)
-        if images.shape != (len(labels), SIDE, SIDE):
-            raise UserError(
-                f"{files[IMAGES]} holds images of shape {list(images.shape)}, not {[len(labels), SIDE, SIDE]}"
-                f" as {files[LABELS].name} has it; get both anew."
-            )
+        images, labels = _read_both(files)
         counts = np.bincount(labels, minlength=len(CHARACTERS))
         by_class = np.argsort(labels, kind="stable")
         upright = 255 - images[by_class].transpose(0, 2, 1)  # files hold columns where one expects rows
@@ -88,11 +82,18 @@ def _files(folder: Path) -> tuple[dict[str, SourceFile], tuple[str, ...]]:
     return files, (*tree.bad, *missing)
 
 
-def _read_labels(file: SourceFile) -> np.ndarray:
-    labels = _read_idx(file, dimensions=1)
+def _read_both(files: dict[str, SourceFile]) -> tuple[np.ndarray, np.ndarray]:
+    """Return images uint8 [n, 28, 28] as the file has them, and labels uint8 [n]."""
+    labels = _read_idx(files[LABELS], dimensions=1)
     if len(labels) == 0 or labels.max() >= len(CHARACTERS):
-        raise UserError(f"{file} does not hold labels from 0 to {len(CHARACTERS) - 1}; get it anew.")
-    return labels
+        raise UserError(f"{files[LABELS]} does not hold labels from 0 to {len(CHARACTERS) - 1}; get it anew.")
+    images = _read_idx(files[IMAGES], dimensions=3)
+    if images.shape != (len(labels), SIDE, SIDE):
+        raise UserError(
+            f"{files[IMAGES]} holds images of shape {list(images.shape)}, not {[len(labels), SIDE, SIDE]}"
+            f" as {files[LABELS].name} has it; get both anew."
+        )
+    return images, labels
 
 
 def _read_idx(file: SourceFile, dimensions: int) -> np.ndarray:
