@@ -79,5 +79,5 @@ def test_there_is_a_recipe_for_every_protocol():
 def test_real_data_trains_and_is_evaluated(run, tmp_path, protocol):
     if not (REAL_ROOT / NEEDED[protocol]).is_dir():
         pytest.skip(f"{NEEDED[protocol]} is not in the data root {REAL_ROOT}")
-    numbers = train_and_eval(run, REAL_ROOT, os.environ["GPLDLA_CACHE"], tmp_path / "run", protocol)
+    numbers = train_and_eval(run, REAL_ROOT, f"{os.environ['GPLDLA_CACHE']}/real", tmp_path / "run", protocol)
     assert numbers["seeds"] == [0]

@@ -233,11 +233,12 @@ def prepare_data(
     Example: gpldla data prepare cub --backbone resnet18
     """
     from gpldla.backbones import backbone_preprocessing
-    from gpldla.data import list_protocols, list_sets, load_protocol, load_set
+    from gpldla.data import load_protocol, load_set
+    from gpldla.data.catalog import is_set_only
 
     size = None if backbone is None else backbone_preprocessing(backbone).size
     access = _access(data_root, cache, skip_bad=skip_bad)
-    if name in list_sets() and name not in list_protocols():
+    if is_set_only(name):
         image_set = load_set(name, size=size, access=access)
         typer.echo(f"{name}: {_classes(len(image_set.counts))}, {_images(image_set)}")
         return
@@ -273,14 +274,15 @@ def show_data(
 
     Example: gpldla data show cub -o cub.png
     """
-    from gpldla.data import list_protocols, list_sets, load_protocol, load_set
+    from gpldla.data import load_protocol, load_set
+    from gpldla.data.catalog import is_set_only
     from gpldla.data.contact_sheet import Section, contact_sheet
 
     output = output or Path(f"{Path(name).name.replace(':', '-')}.png")
     if output.suffix.lower() != ".png":
         raise UserError(f"{output} must end in .png.")
     access = _access(data_root, cache)
-    if name in list_sets() and name not in list_protocols():
+    if is_set_only(name):
         image_set = load_set(name, access=access)
         sections = [Section("", image_set, range(len(image_set.counts)))]
     else:

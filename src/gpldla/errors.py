@@ -14,5 +14,7 @@ class UserError(ValueError):
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `"; did you mean 'x'?"` for the nearest known word, else a list of what is known."""
     known = sorted(known)
-    nearest = difflib.get_close_matches(word, known, n=1)
+    nearest = difflib.get_close_matches(word, known, n=1) or difflib.get_close_matches(
+        word.lower(), known, n=1
+    )
     return f"; did you mean {nearest[0]!r}?" if nearest else f"; known are {', '.join(known)}."

@@ -154,8 +154,9 @@ class TestFaults:
         assert not status.usable
         assert status.faults == (f"{root / 'cub' / 'CUB_200_2011.tgz'} is not unpacked; unpack it there.",)
 
-    def test_an_empty_folder_says_what_should_be_there(self, access, root):
+    def test_a_folder_without_images_says_what_should_be_there(self, access, root):
         (root / "omniglot").mkdir(parents=True)
+        (root / "omniglot" / "README").write_text("soon")
         (fault,) = set_status("omniglot", access).faults
         assert fault.startswith(f"{root / 'omniglot'} has no images of omniglot; it should have images_back")
 

@@ -307,3 +307,10 @@ class TestStamp:
         before = stamp(root)
         zipped(archive, {"c/1.jpg": b"another"})
         assert stamp(root) != before
+
+
+def test_members_with_backslashes_lie_in_folders_too(tmp_path):
+    zipped(tmp_path / "x.zip", {"cat\\1.jpg": b"one"})
+    tree = read_tree(tmp_path)
+    assert list(tree.files) == ["cat/1.jpg"]
+    assert tree.files["cat/1.jpg"].read() == b"one"

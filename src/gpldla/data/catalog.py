@@ -8,7 +8,6 @@ from typing import Any
 from gpldla.data.places import Places
 from gpldla.data.protocols import ALL, PROTOCOLS, Part, Protocol
 from gpldla.data.sets import FOLDER_PREFIX, SETS, DataSet, EmbeddedSet, FolderSet, StoredSet
-from gpldla.data.source_files import stamp
 from gpldla.data.splits import PARTS
 from gpldla.data.store import MANIFEST, ImageSet, cached_store, open_store, read_manifest, store_folder
 from gpldla.errors import UserError, did_you_mean
@@ -40,6 +39,14 @@ def list_sets() -> list[str]:
 def list_protocols() -> list[str]:
     """Return the names of the protocols."""
     return sorted(PROTOCOLS)
+
+
+def is_set_only(name: str) -> bool:
+    """Say whether a name is a data set that is no protocol by itself; an unknown name is an error."""
+    known = SETS.keys() | PROTOCOLS.keys()
+    if name not in known and not name.startswith(FOLDER_PREFIX):
+        raise UserError(f"There is no data set {name!r}{did_you_mean(name, known)}")
+    return name in SETS and name not in PROTOCOLS
 
 
 def find_set(name: str) -> DataSet:
@@ -86,7 +93,7 @@ def _open(data_set: DataSet, size: int, access: Access) -> ImageSet:
         if packed:  # the images themselves may have gone, or never have been on this machine
             return open_store(packed[-1])
         raise UserError(missing_sentence(data_set, access.places))
-    source = {"settings": settings, "stamp": stamp(folder)}
+    source = {"settings": settings, **data_set.source(folder)}
     store = store_folder(cache, data_set.store_name, source)
 
     def pack() -> None:

@@ -103,8 +103,7 @@ def pack_files(
 
 
 def _first_of(bad: Sequence[str]) -> str:
-    more = f" There are {len(bad) - 1} more such faults." if len(bad) > 1 else ""
-    return _with_way_out(bad[0]) + more
+    return _with_way_out(bad[0]) + (f" ({len(bad)} faults in all.)" if len(bad) > 1 else "")
 
 
 def _with_way_out(sentence: str) -> str:

@@ -116,10 +116,11 @@ def read_tree(folder: Path) -> Tree:
             continue
         prefix = relative.rpartition("/")[0]
         for member in members:
-            inside = posixpath.normpath(posixpath.join(prefix, member.filename))
+            name = member.filename.replace("\\", "/")  # as old Windows tools write it
+            inside = posixpath.normpath(posixpath.join(prefix, name))
             if _is_hidden(inside):
                 continue
-            if member.is_dir():
+            if name.endswith("/"):
                 folders.add(inside)
             else:
                 files.setdefault(inside, SourceFile(path, member.filename))
@@ -200,7 +201,7 @@ def _folder_facts(
                 continue
             if entry.is_dir():
                 yield from _folder_facts(entry, f"{name}/{entry.name}", above)
-            elif entry.name.lower().endswith(".zip"):
+            elif entry.name.lower().endswith((".zip", ".csv")):
                 yield _file_facts(Path(entry.path))
 
 

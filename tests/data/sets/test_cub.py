@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 
@@ -118,6 +120,7 @@ class TestFaults:
     def test_a_folder_without_images_says_what_should_be_there(self, root, access):
         (root / "cub").rename(root / "elsewhere")
         (root / "cub").mkdir()
+        (root / "cub" / "README").write_text("soon")
         with pytest.raises(UserError, match=r"has no images of cub; it should have CUB_200_2011/images/001"):
             load_protocol("cub", access=access)
 
@@ -134,3 +137,10 @@ class TestFaults:
             load_protocol("cub", access=access)
         for words in (str(tmp_path / "nothing" / "cub"), "https://www.vision.caltech.edu", "--data-root"):
             assert words in str(error.value)
+
+
+def test_an_empty_folder_does_not_hide_a_packed_store(root, access):
+    before = load_protocol("cub", access=access).part("base").class_names
+    shutil.rmtree(root / "cub")
+    (root / "cub").mkdir()
+    assert load_protocol("cub", access=access).part("base").class_names == before

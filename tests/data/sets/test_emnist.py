@@ -114,7 +114,7 @@ class TestFaults:
 
     def test_both_are_missing(self, folder, access):
         images_file(folder).unlink()
-        labels_file(folder).unlink()
+        labels_file(folder).rename(folder / "labels")
         self.fails(access, "has no images of emnist; it should have emnist-byclass-test-images")
 
     @pytest.mark.parametrize("file_of", [images_file, labels_file])

@@ -15,6 +15,7 @@ from tests.data.trees import (
     first_classes,
     pictures,
     save,
+    write_class,
     write_cub,
     write_miniimagenet,
     write_miniimagenet_folders,
@@ -228,3 +229,16 @@ class TestFaults:
         write_tieredimagenet(tmp_path / "tieredimagenet")
         (tmp_path / "tieredimagenet" / "train" / "n00000001").mkdir()
         assert len(load_protocol("tieredimagenet", access=access).parts["base"].classes) == 2
+
+
+def test_the_original_of_the_stand_in_is_read_with_its_validation_images(tmp_path, access):
+    label = class_lists("tinyimagenet-mini")["base"][0]
+    original = tmp_path / "tinyimagenet-mini" / "tiny-imagenet-200"
+    write_class(original / "train" / label / "images", images_a_class=3, ending=".JPEG")
+    write_class(original / "train" / "n99999999" / "images", images_a_class=3, ending=".JPEG")
+    write_class(original / "val" / "images", images_a_class=2, ending=".JPEG")
+    write_class(original / "test" / "images", images_a_class=2, ending=".JPEG")
+    notes = f"0.JPEG\t{label}\t0\t0\t9\t9\n1.JPEG\tn99999999\t0\t0\t9\t9\nbroken\n"
+    (original / "val" / "val_annotations.txt").write_text(notes)
+    part = load_protocol("tinyimagenet-mini", access=access).part("base")
+    assert (part.class_names, part.counts.tolist()) == ([label], [4])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gpldla.data.packing import Listing, pack_files
-from gpldla.data.source_files import Tree, read_tree
+from gpldla.data.source_files import Tree, read_tree, stamp
 from gpldla.data.splits import class_lists
 from gpldla.data.store import ImageSet, write_store
 from gpldla.errors import UserError
@@ -74,8 +74,13 @@ class StoredSet(DataSet):
     put: ClassVar[str]  # what then has to lie in the data root
 
     def locate(self, root: Path) -> Path | None:
-        """Return the folder of the data set, or None where there is none."""
-        return next((root / folder for folder in self.folders if (root / folder).is_dir()), None)
+        """Return the folder of the data set, or None where there is none with something in it."""
+        folders = [root / folder for folder in self.folders]
+        return next((folder for folder in folders if folder.is_dir() and any(folder.iterdir())), None)
+
+    def source(self, folder: Path) -> dict[str, Any]:
+        """Return what tells one copy of the data set from another."""
+        return {"stamp": stamp(folder)}
 
     @abstractmethod
     def survey(self, folder: Path) -> Survey:

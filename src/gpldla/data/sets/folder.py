@@ -78,9 +78,9 @@ class FolderSet(ImageFileSet):
         """Return the path itself, or the path below the data root."""
         return next((path for path in (self.path, root / self.path) if path.exists()), None)
 
-    def settings(self, size: int) -> dict[str, Any]:
+    def source(self, folder: Path) -> dict[str, Any]:
         """Two folders have two stores, whatever is in them."""
-        return {**super().settings(size), "path": str(self.path.absolute())}
+        return {**super().source(folder), "path": str(folder.resolve())}
 
     def stored_side(self, size: int) -> int:
         """Leave room for random crops."""
@@ -96,7 +96,7 @@ class FolderSet(ImageFileSet):
         start = len(outside)
         inside = {parts[start:]: file for parts, file in images.items() if parts[:start] == outside}
         tops = {parts[0] for parts in inside if len(parts) > 1}
-        depth = 2 if tops and tops <= PART_OF_WORD.keys() else 1
+        depth = 2 if tops and {top.lower() for top in tops} <= PART_OF_WORD.keys() else 1
         found: dict[str, list[SourceFile]] = defaultdict(list)
         for parts, file in inside.items():
             if len(parts) > depth:
@@ -136,13 +136,13 @@ class FolderSet(ImageFileSet):
         part_of_class: dict[str, str] = {}
         for name in class_names:
             folder, _, own = name.partition("/")
-            part = PART_OF_WORD[folder]
+            part = PART_OF_WORD[folder.lower()]
             if part_of_class.setdefault(own, part) != part:
                 raise UserError(
                     f"Class {own!r} of {self.path} lies in more than one of train, val and test, and few-shot"
                     " parts share no class; name one of these folders, or a split file."
                 )
-        return _places([PART_OF_WORD[name.partition("/")[0]] for name in class_names])
+        return _places([PART_OF_WORD[name.partition("/")[0].lower()] for name in class_names])
 
     def _parts_of_file(self, file: Path, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
         part_of = _read_split(file)

@@ -78,7 +78,22 @@ class TinyImageNetMini(MiniImageNet):
     title = "Tiny ImageNet in the manner of miniImageNet"
     n_images = 55_000
     folders = ("tinyimagenet-mini", "tiny-imagenet-200")
-    get = "http://cs231n.stanford.edu/tiny-imagenet-200.zip (the 100 classes in the lists of this package)"
+    get = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+    put = "that zip, or images/*.webp with train.csv, val.csv and test.csv, or zips of these"
+
+    def listing(self, tree: Tree) -> Listing:
+        """Add the validation images of the original, whose classes stand in a text file."""
+        listing = super().listing(tree)
+        notes = [file for path, file in tree.files.items() if path.endswith("val/val_annotations.txt")]
+        if not notes:
+            return listing
+        images = {file.name: file for path, file in tree.images.items() if "val/images/" in path}
+        files_of_class = {name: list(files) for name, files in listing.files_of_class.items()}
+        for line in notes[0].read().decode("utf-8", "replace").splitlines():
+            filename, label, *_ = [*line.split("\t"), ""]
+            if label in files_of_class and filename in images:
+                files_of_class[label].append(images[filename])
+        return Listing(files_of_class, listing.bad)
 
 
 def _list_by_tables(tree: Tree, tables: dict[str, SourceFile], class_names: set[str]) -> Listing:
