@@ -11,5 +11,11 @@ def provenance() -> dict[str, str]:
     answer = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {
         "commit": answer.stdout.strip() or "unknown",
-        "device": f"{torch.get_num_threads()} CPU threads, {platform.machine()}, torch {torch.__version__}",
+        "device": f"{_device()}, torch {torch.__version__}",
     }
+
+
+def _device() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{torch.get_num_threads()} CPU threads, {platform.machine()}"

@@ -1,6 +1,6 @@
 """How large should photographs be stored? Short trainings on CUB, judged on its validation classes.
 
-    python -m benchmarks.stored_side [--sides 96 120 168] [--seeds 0 1] [--json results/stored_side.json]
+    python -m benchmarks.stored_side [--sides 96 120 160] [--seeds 0 1] [--json results/stored_side.json]
 
 All trainings run at once on one GPU. Test classes are not looked at.
 """
@@ -19,12 +19,16 @@ from gpldla.data.sets import stored_size
 from gpldla.recipe import read_recipe
 from gpldla.training import train
 
-SETTINGS = {"episodes": 8_000, "precision": "bf16-mixed", "ema": 0.998, "validation_episodes": 1_000}
+SETTINGS = {"episodes": 5_000, "precision": "bf16-mixed", "ema": 0.998, "validation_episodes": 1_000}
+
+
+def _store_at(side: int) -> None:
+    stored_size.ROOM, stored_size.STEP = side / backbone_preprocessing("conv4").size, 1
 
 
 def validation_accuracy(side: int, seed: int, episodes: int) -> float:
     """Train by the recipe `cub`, shortened, with images stored at `side` pixels."""
-    stored_size.ROOM = side / backbone_preprocessing("conv4").size
+    _store_at(side)
     recipe = read_recipe("cub", {**SETTINGS, "episodes": episodes, "seed": seed})
     with tempfile.TemporaryDirectory() as folder:
         result = train(recipe, Path(folder) / "run", show_progress=False)
@@ -32,7 +36,7 @@ def validation_accuracy(side: int, seed: int, episodes: int) -> float:
 
 
 def _pack(side: int) -> None:
-    stored_size.ROOM = side / backbone_preprocessing("conv4").size
+    _store_at(side)
     load_protocol("cub")
 
 
@@ -54,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sides", type=int, nargs="+", default=[96, 120, 144, 168, 192, 224])
+    parser.add_argument("--sides", type=int, nargs="+", default=[96, 120, 144, 160, 192, 224])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--episodes", type=int, default=SETTINGS["episodes"])
     parser.add_argument("--json", type=Path)

@@ -20,7 +20,7 @@ from gpldla.errors import UserError
 FORMAT = 2
 IMAGES, MANIFEST = "images.u8", "manifest.json"
 ARRAYS = ("groups", "shapes")  # optional, each a file of its own
-RELEASE_EVERY = 1 << 28  # bytes read from a store before its pages are given back
+RELEASE_EVERY = 1 << 29  # bytes read from a store before its pages are given back
 ABANDONED_AFTER = 3600.0  # seconds without a write after which an unfinished store has no owner any more
 
 

@@ -6,13 +6,14 @@ input. How much larger was measured on CUB's validation classes: docs/data.md.
 
 from gpldla.backbones.base import resized_side
 
-ROOM = 2.0  # stored side over input side
+ROOM = 1.9  # stored side over input side, about
+STEP = 16  # stored sides are multiples of it, which is what memory is fastest with
 LARGEST_SIDE = 384  # about the shorter side of the photographs in these sets: more would only enlarge them
 
 
 def photograph_side(size: int) -> int:
-    """Return the stored side for photographs, which training crops at random: 168 for 84, 384 for 224."""
-    return max(resized_side(size), min(round(size * ROOM), LARGEST_SIDE))
+    """Return the stored side for photographs, which training crops at random: 160 for 84, 384 for 224."""
+    return max(resized_side(size), min(STEP * round(size * ROOM / STEP), LARGEST_SIDE))
 
 
 def character_side(size: int) -> int:
