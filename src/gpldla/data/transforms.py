@@ -33,7 +33,7 @@ def standardise_(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Subtract the mean and divide by the standard deviation of each channel, [n, c, h, w], in place."""
     mean = torch.tensor(preprocessing.mean, device=images.device).view(-1, 1, 1)
     std = torch.tensor(preprocessing.std, device=images.device).view(-1, 1, 1)
-    return images.sub_(mean).mul_(1 / std)
+    return images.sub_(mean).div_(std)
 
 
 def to_float(images: Tensor, channels: int) -> Tensor:
