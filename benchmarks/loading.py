@@ -2,10 +2,10 @@
 
     python -m benchmarks.loading [--seconds 5] [--rounds 3] [--json results/loading.json]
 
-Both sides do the same work from the same files, on the CPU, with two workers: processes for the DataLoader,
-as is usual, and threads for the store. They take turns, so that both see the same machine. Photographs are
-those of CUB where the data root has it, else generated ones; characters are Omniglot's. With kornia there,
-its transforms are timed on the same pixels too.
+Both sides give the same images on the CPU, with two workers: processes for the DataLoader, which decodes its
+files each time, as is usual, and threads for the store, whose images were decoded and reduced once. They take
+turns, so that both see the same machine. Photographs are those of CUB where the data root has it, else
+generated ones; characters are Omniglot's. With kornia there, its transforms are timed on the same pixels too.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,16 +137,15 @@ def _rate_in_threads(batch: Callable[[], object], seconds: float) -> float:
             batch()
             done[worker] += BATCH
 
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(WORKERS)]
-    for thread in threads:
-        thread.start()
-    time.sleep(min(1.0, seconds))  # warm-up
-    started, before = time.perf_counter(), sum(done)
-    time.sleep(seconds)
-    rate = (sum(done) - before) / (time.perf_counter() - started)
-    stop.set()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(WORKERS) as pool:
+        workers = [pool.submit(work, worker) for worker in range(WORKERS)]
+        time.sleep(min(1.0, seconds))  # warm-up
+        started, before = time.perf_counter(), sum(done)
+        time.sleep(seconds)
+        rate = (sum(done) - before) / (time.perf_counter() - started)
+        stop.set()
+        for worker in workers:
+            worker.result()  # raises what the worker raised
     return rate
 
 
@@ -269,7 +269,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results = {
-        "command": f"python -m benchmarks.loading --seconds {options.seconds:g} --rounds {options.rounds}",
+        "command": f"python -m benchmarks.loading --seconds {options.seconds:g} --rounds {options.rounds}"
+        f" --files {options.files}",
         **provenance(),
         **measure(options.seconds, options.rounds, options.files),
     }

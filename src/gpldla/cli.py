@@ -25,7 +25,9 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-data_app = typer.Typer(help="Data sets: what there is, and what it looks like.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Data sets: what there is, packing it, and what it looks like.", no_args_is_help=True
+)
 app.add_typer(data_app, name="data")
 
 # Wrong usage, such as an unknown option: click's ClickException, which newer versions of typer keep inside.
@@ -175,7 +177,13 @@ def evaluate(
     dataset = dataset or recipe.get("dataset")
     if dataset is None:
         raise UserError(f"{model} does not say what it was trained on; name a data set with --dataset.")
-    protocol = load_protocol(dataset, size=loaded.preprocessing.size, access=_access(data_root, cache))
+    protocol = load_protocol(
+        dataset,
+        size=loaded.preprocessing.size,
+        side=recipe.get("stored_side") or None,  # as in training, so that the same store serves
+        parts=("validation", "novel"),
+        access=_access(data_root, cache),
+    )
     task = Task(ways, recipe.get("shots", 1) if shots is None else shots, queries, separate_groups)
     result = ProtocolEvaluator(loaded, protocol).evaluate(task, episodes=episodes, repeats=repeats, seed=seed)
     numbers = {"model": str(model), "predictive": predictive or "default", **result.numbers}
@@ -222,6 +230,9 @@ def prepare_data(
     backbone: Annotated[
         str | None, typer.Option(help="Whose input size to prepare for; default: the usual one's.")
     ] = None,
+    side: Annotated[
+        int | None, typer.Option(min=8, max=4096, help="Pixels of stored images; default: what suits it.")
+    ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="List what cannot be read and leave it out.")
     ] = False,
@@ -239,10 +250,10 @@ def prepare_data(
     size = None if backbone is None else backbone_preprocessing(backbone).size
     access = _access(data_root, cache, skip_bad=skip_bad)
     if is_set_only(name):
-        image_set = load_set(name, size=size, access=access)
+        image_set = load_set(name, size=size, side=side, access=access)
         typer.echo(f"{name}: {_classes(len(image_set.counts))}, {_images(image_set)}")
         return
-    for part_name, part in load_protocol(name, size=size, access=access).parts.items():
+    for part_name, part in load_protocol(name, size=size, side=side, access=access).parts.items():
         typer.echo(
             f"{name} {part_name}: {_classes(len(part.classes))}, {len(part.indices):,} of the"
             f" {_images(part.image_set)} in {part.image_set.name}"
@@ -274,15 +285,17 @@ def show_data(
 
     Example: gpldla data show cub -o cub.png
     """
-    from gpldla.data import load_protocol, load_set
-    from gpldla.data.catalog import is_set_only
+    from gpldla.data import list_protocols, load_protocol, load_set
+    from gpldla.data.catalog import find_set, is_set_only
     from gpldla.data.contact_sheet import Section, contact_sheet
 
-    output = output or Path(f"{Path(name).name.replace(':', '-')}.png")
+    set_only = is_set_only(name)
+    if output is None:
+        output = Path(f"{name if set_only or name in list_protocols() else find_set(name).store_name}.png")
     if output.suffix.lower() != ".png":
         raise UserError(f"{output} must end in .png.")
     access = _access(data_root, cache)
-    if is_set_only(name):
+    if set_only:
         image_set = load_set(name, access=access)
         sections = [Section("", image_set, range(len(image_set.counts)))]
     else:

@@ -21,6 +21,7 @@ from gpldla.model import FewShotModel
 
 # How much is computed at once: what suits a CPU's caches, or what fills a GPU.
 IMAGES_AT_ONCE = {"cpu": 128, "cuda": 2_048}
+INPUT_PIXELS_AT_ONCE = {"cpu": 128 * 84**2, "cuda": 2_048 * 84**2}  # fewer images where they are larger
 PROBABILITIES_AT_ONCE = {"cpu": 20_000, "cuda": 5_000_000}
 
 
@@ -86,6 +87,10 @@ class PartEvaluator:
                 answers.append(posterior.log_prob(represented[query.to(device)]).cpu())
         return Predictions(torch.cat(answers), drawn.query_labels.cpu())
 
+    def _images_at_once(self) -> int:
+        device, size = self.model.device, self.model.preprocessing.size
+        return max(1, min(_limit(IMAGES_AT_ONCE, device), _limit(INPUT_PIXELS_AT_ONCE, device) // size**2))
+
     def _represent(self, numbers: Tensor) -> Tensor:
         """Return what is represented so far, with the images of these numbers among it.
 
@@ -93,7 +98,7 @@ class PartEvaluator:
         """
         new = numbers[self._row[numbers] < 0]
         known = [] if self._represented is None else [self._represented]
-        for chunk in new.split(_limit(IMAGES_AT_ONCE, self.model.device)):
+        for chunk in new.split(self._images_at_once()):
             stored = torch.from_numpy(self.part.read(chunk.numpy())).to(self.model.device)
             known.append(self.model.represent(evaluation_images(stored, self.model.preprocessing)))
         self._represented = torch.cat(known)

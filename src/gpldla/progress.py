@@ -1,4 +1,4 @@
-"""What a person sees while training runs: a live bar on a terminal, a line now and then elsewhere."""
+"""What a person sees while something runs: a live bar on a terminal, a line now and then elsewhere."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -38,7 +38,12 @@ class Reporter:
         if not self._console.is_terminal:
             yield self._lines(label, total)
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=self._console) as progress:
             task = progress.add_task(label, total=total)
             yield lambda steps: progress.advance(task, steps)

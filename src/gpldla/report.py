@@ -13,6 +13,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 from PIL import Image
+from rich.markup import escape
 from rich.table import Table
 
 from gpldla.calibration import Reliability
@@ -28,7 +29,7 @@ INK, MUTED, ACCENT, SECOND, GRID = "#1d2733", "#667280", "#2a6fb0", "#d9822b", "
 def evaluation_table(numbers: dict[str, Any]) -> Table:
     """Show one evaluation; a row a kind of temperature."""
     table = Table(
-        title=f"{numbers['dataset']}, {numbers['ways']}-way {numbers['shots']}-shot, novel classes,"
+        title=escape(numbers["dataset"]) + f", {numbers['ways']}-way {numbers['shots']}-shot, novel classes,"
         f" {numbers['repeats']} × {numbers['episodes']} episodes",
         title_justify="left",
     )
@@ -54,7 +55,9 @@ def evaluation_table(numbers: dict[str, Any]) -> Table:
 
 def inventory_tables(stock: dict[str, Any]) -> tuple[Table, Table]:
     """Show the data sets that are there, and the classes of each protocol."""
-    sets = Table("data set", "found in", title=f"Data root {stock['data_root']}", title_justify="left")
+    sets = Table(
+        "data set", "found in", title=escape(f"Data root {stock['data_root']}"), title_justify="left"
+    )
     root = stock["data_root"]
     for column in ("classes", "images"):
         sets.add_column(column, justify="right")
@@ -63,13 +66,13 @@ def inventory_tables(stock: dict[str, Any]) -> tuple[Table, Table]:
         if not facts["found"]:
             there = facts["place"] is not None
             place = _place(facts["place"], root) if there else ""
-            sets.add_row(name, place, "", "", "no images" if there else "missing")
+            sets.add_row(name, escape(place), "", "", "no images" if there else "missing")
             continue
         place = "embedded" if facts["embedded"] else _place(facts["place"], root)
         state = ("complete" if facts["complete"] else "not complete") + (
             ", packed" if facts["packed"] else ""
         )
-        sets.add_row(name, place, f"{facts['classes']:,}", f"{facts['images']:,}", state)
+        sets.add_row(name, escape(place), f"{facts['classes']:,}", f"{facts['images']:,}", state)
     protocols = Table("protocol", title="Protocols: classes of each part", title_justify="left")
     for part in PARTS:
         protocols.add_column(part, justify="right")

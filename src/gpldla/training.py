@@ -69,6 +69,7 @@ def train(
     protocol = load_protocol(
         recipe.dataset,
         size=backbone_preprocessing(recipe.backbone).size,
+        side=recipe.stored_side or None,
         access=Access(places or Places(), Reporter(console)),
     )
     if accelerator == "auto":  # Fabric's own choice includes Apple's GPU, which has no float64

@@ -2,6 +2,7 @@ import io
 import itertools
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from gpldla.data.store import image_set_from_classes
 from gpldla.errors import UserError
 from gpldla.progress import Reporter
 
-from .trees import write_class
+from .trees import write_class, write_cub
 
 # Classes of base, validation and novel.
 CLASSES = {
@@ -34,7 +35,7 @@ CLASSES = {
 class SmallGlyphs(Glyphs):
     """Stands in for the letters: two a script, three images each."""
 
-    def settings(self, size):
+    def settings(self, size, side=None):
         return {"of": "a test"}
 
     def make(self):
@@ -229,3 +230,55 @@ class TestFolders:
             load_set(f"folder:{folder}", access=access)
         skipping = Access(access.places, skip_bad=True)
         assert load_set(f"folder:{folder}", access=skipping).counts.tolist() == [2, 2, 1, 2]
+
+
+def test_the_side_of_stored_images_may_be_chosen(tmp_path):
+    write_class(tmp_path / "pets" / "cat", side=40)
+    access = Access(Places(tmp_path, tmp_path / "cache"))
+    sides = [
+        load_set(f"folder:{tmp_path / 'pets'}", side=side, access=access).images.shape[-1]
+        for side in (None, 24, 64)
+    ]
+    assert sides == [40, 24, 40]  # nothing is enlarged
+
+
+class TestAgainAfterTrouble:
+    """What a person meets when folders move, vanish or are mended."""
+
+    def test_a_folder_of_the_same_name_elsewhere_is_not_taken(self, tmp_path, access, monkeypatch):
+        write_class(tmp_path / "a" / "photos" / "cat")
+        (tmp_path / "b").mkdir()
+        monkeypatch.chdir(tmp_path / "a")
+        load_set("folder:photos", access=access)
+        monkeypatch.chdir(tmp_path / "b")
+        with pytest.raises(UserError, match="There is no folder photos"):
+            load_set("folder:photos", access=access)
+
+    def test_a_store_without_its_folder_says_that_it_is_used(self, tmp_path, access, log):
+        write_class(tmp_path / "photos" / "cat")
+        load_set(f"folder:{tmp_path / 'photos'}", access=access)
+        (tmp_path / "photos").rename(tmp_path / "moved")
+        load_set(f"folder:{tmp_path / 'photos'}", access=access)
+        assert f"is not there; using {access.places.cache}" in log.getvalue()
+
+    def test_what_was_left_out_is_said_with_the_remedy(self, tmp_path, access, log):
+        write_class(tmp_path / "photos" / "cat")
+        (tmp_path / "photos" / "cat" / "bad.png").write_bytes(b"no image")
+        for skip_bad in (True, False):
+            load_set(f"folder:{tmp_path / 'photos'}", access=replace(access, skip_bad=skip_bad))
+        assert "was packed without what was faulty (1 entries" in log.getvalue()
+        assert "and it is packed anew." in log.getvalue()
+
+    def test_the_command_that_is_advised_works_for_every_backbone(self, tmp_path, access):
+        write_class(tmp_path / "photos" / "cat", side=300)
+        (tmp_path / "photos" / "cat" / "bad.png").write_bytes(b"no image")
+        name = f"folder:{tmp_path / 'photos'}"
+        with pytest.raises(UserError, match=r"--side 384 --skip-bad`"):
+            load_set(name, size=224, access=access)
+        load_set(name, side=384, access=replace(access, skip_bad=True))
+        assert len(load_set(name, size=224, access=access).images) == 3
+
+    def test_only_the_data_sets_of_the_wanted_parts_are_needed(self, tmp_path, access):
+        write_cub(access.places.root / "cub")
+        protocol = load_protocol("mini-cub", parts=("validation", "novel"), access=access)
+        assert list(protocol.parts) == ["validation", "novel"]

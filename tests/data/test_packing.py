@@ -226,9 +226,8 @@ class TestBadFiles:
         assert message.startswith(f"{path} cannot be read as an image (")
         assert FAULTS[fault][1] in message
         assert "0x" not in message  # where a buffer lies is nobody's concern
-        assert message.endswith(
-            "repair it or remove it, or leave such out with `gpldla data prepare --skip-bad`."
-        )
+        way_out = f"gpldla data prepare folder:{pets} --side 160 --skip-bad"
+        assert message.endswith(f", or leave such out with `{way_out}`.")
         assert stores(cache) == []
 
     @pytest.mark.parametrize("fault", FAULTS)
@@ -434,3 +433,15 @@ class TestInterruption:
         assert answers[0].startswith("300 ")
         (store,) = stores(cache)
         assert json.loads((cache / store / "manifest.json").read_text("utf-8"))["shape"][0] == 300
+
+
+def test_pixels_of_no_known_range_are_a_fault(pets, pack):
+    Image.fromarray(np.full((8, 8), 0.5, np.float32)).save(pets / "kind-00" / "float.tiff")
+    with pytest.raises(UserError, match=r"float\.tiff cannot be read as an image \(its pixels are floating"):
+        pack(pets)
+
+
+def test_a_photograph_of_100_million_pixels_is_packed_without_a_warning(pets, pack, recwarn):
+    Image.new("L", (10_000, 10_000)).save(pets / "kind-00" / "large.png")
+    pack(pets)
+    assert not [w for w in recwarn if issubclass(w.category, Image.DecompressionBombWarning)]

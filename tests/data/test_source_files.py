@@ -147,7 +147,19 @@ class TestTree:
 class TestImageTypes:
     @pytest.mark.parametrize(
         "name",
-        ["a.jpg", "a.JPEG", "a.Png", "a.webp", "b/a.bmp", "a.gif", "a.tif", "a.TIFF", "a.ppm", "a.b.pgm"],
+        [
+            "a.jpg",
+            "a.JPEG",
+            "a.jfif",
+            "a.Png",
+            "a.webp",
+            "b/a.bmp",
+            "a.gif",
+            "a.tif",
+            "a.TIFF",
+            "a.ppm",
+            "a.b.pgm",
+        ],
     )
     def test_endings_of_images(self, name):
         assert is_image(name)

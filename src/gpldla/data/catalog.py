@@ -1,6 +1,7 @@
 """Data sets and protocols by name: what there is, and how to open it, packed first where needed."""
 
 import glob
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,17 +68,20 @@ def sources_of(protocol: str) -> dict[str, tuple[str, str]]:
     return PROTOCOLS[protocol]
 
 
-def load_set(name: str, *, size: int | None = None, access: Access = HERE) -> ImageSet:
+def load_set(
+    name: str, *, size: int | None = None, side: int | None = None, access: Access = HERE
+) -> ImageSet:
     """Open a data set by name, packed first where needed.
 
     size: input of the backbone that will see the images, in pixels; None: the usual one's
+    side: of stored images, at most, in pixels; None: what suits `size`
     """
-    data_set = find_set(name)
-    return _open(data_set, size or data_set.usual_size, access)
+    return _open(find_set(name), size, side, access)
 
 
-def _open(data_set: DataSet, size: int, access: Access) -> ImageSet:
-    settings, cache = data_set.settings(size), access.places.cache
+def _open(data_set: DataSet, size: int | None, side: int | None, access: Access) -> ImageSet:
+    settings = data_set.settings(size or data_set.usual_size, side)
+    cache = access.places.cache
     if isinstance(data_set, EmbeddedSet):
         store = store_folder(cache, data_set.store_name, settings)
 
@@ -89,25 +93,41 @@ def _open(data_set: DataSet, size: int, access: Access) -> ImageSet:
     assert isinstance(data_set, StoredSet)
     folder = data_set.locate(access.places.root)
     if folder is None:
-        packed = packed_stores(data_set, cache, settings)
-        if packed:  # the images themselves may have gone, or never have been on this machine
-            return open_store(packed[-1])
-        raise UserError(missing_sentence(data_set, access.places))
+        packed = [
+            (store, source)
+            for store in packed_stores(data_set, cache, settings)
+            if data_set.may_come_from(source := read_manifest(store)["source"], access.places.root)
+        ]
+        if not packed:
+            raise UserError(missing_sentence(data_set, access.places))
+        # The images themselves have gone, or never were on this machine.
+        store, source = packed[-1]
+        access.report.say(f"{data_set.name} is not there; using {store}, packed from {source.get('folder')}")
+        _say_what_was_left_out(data_set, store, access)
+        return open_store(store)
     source = {"settings": settings, **data_set.source(folder)}
     store = store_folder(cache, data_set.store_name, source)
+    if (store / MANIFEST).exists():
+        _say_what_was_left_out(data_set, store, access)
 
     def pack() -> None:
         access.report.say(f"Preparing {data_set.name} from {folder} in {store}")
         source_facts = {**source, "folder": str(folder.absolute())}
         data_set.pack(folder, store, settings, source_facts, access.report, access.skip_bad)
 
-    packed_before = (store / MANIFEST).exists()
-    image_set = cached_store(store, pack)
-    if packed_before and (left_out := read_manifest(store)["source"].get("left_out")):
+    return cached_store(store, pack)
+
+
+def _say_what_was_left_out(data_set: DataSet, store: Path, access: Access) -> None:
+    try:
+        left_out = read_manifest(store)["source"].get("left_out")
+    except (OSError, ValueError, KeyError, AttributeError):
+        return  # said when the store is opened
+    if left_out:
         access.report.say(
-            f"{data_set.name} was packed without {len(left_out)} faulty files: {store / MANIFEST}"
+            f"{data_set.name} was packed without what was faulty ({len(left_out)} entries under left_out in"
+            f" {store / MANIFEST}); once that is repaired, delete {store} and it is packed anew."
         )
-    return image_set
 
 
 def packed_stores(data_set: DataSet, cache: Path, settings: dict[str, Any] | None = None) -> list[Path]:
@@ -135,31 +155,46 @@ def missing_sentence(data_set: StoredSet, places: Places) -> str:
     )
 
 
-def load_protocol(name: str, *, size: int | None = None, access: Access = HERE) -> Protocol:
+def load_protocol(
+    name: str,
+    *,
+    size: int | None = None,
+    side: int | None = None,
+    parts: Collection[str] = PARTS,
+    access: Access = HERE,
+) -> Protocol:
     """Open a protocol by name; its data sets are packed first where needed.
 
-    size: input of the backbone that will see the images, in pixels; None: the usual one's
+    size:  input of the backbone that will see the images, in pixels; None: the usual one's
+    side:  of stored images, at most, in pixels; None: what suits `size`
+    parts: those that are wanted; a data set that only other parts need is not touched
     """
+    wanted = {part: source for part, source in sources_of(name).items() if part in parts}
     opened: dict[str, ImageSet] = {}
-    parts: dict[str, Part] = {}
-    for part, (set_name, part_of_set) in sources_of(name).items():
+    found: dict[str, Part] = {}
+    for part, (set_name, part_of_set) in wanted.items():
         data_set = find_set(set_name)
         if set_name not in opened:
-            opened[set_name] = _open(data_set, size or data_set.usual_size, access)
-        classes_of = data_set.parts(opened[set_name].class_names)
-        if part_of_set == ALL:
-            classes = tuple(sorted(place for places in classes_of.values() for place in places))
-            expected = sum(map(len, data_set.class_lists.values()))
-        else:
-            classes = classes_of.get(part_of_set, ())
-            expected = len(data_set.class_lists.get(part_of_set, ()))
+            opened[set_name] = _open(data_set, size, side, access)
+        classes, expected = classes_of_part(data_set, part_of_set, opened[set_name].class_names)
         if classes:
-            parts[part] = Part(opened[set_name], classes)
+            found[part] = Part(opened[set_name], classes)
         if len(classes) < expected:
             access.report.say(
                 f"{set_name} is not complete: {len(classes)} of the {expected} {part} classes of {name} are"
                 " there, so results compare with nobody's."
             )
-    if not parts:
+    if not found:
         raise UserError(f"None of the classes of {name!r} is there; see `gpldla data list`.")
-    return Protocol(name, parts)
+    return Protocol(name, found)
+
+
+def classes_of_part(
+    data_set: DataSet, part_of_set: str, class_names: Sequence[str]
+) -> tuple[tuple[int, ...], int]:
+    """Return which of these classes belong to a part of a set, and how many should."""
+    places, lists = data_set.parts(class_names), data_set.class_lists
+    if part_of_set == ALL:
+        return tuple(sorted(sum(places.values(), ()))), sum(map(len, lists.values()))
+    found = places.get(part_of_set, ())
+    return found, len(lists.get(part_of_set, found))

@@ -23,6 +23,8 @@ def read_picture(file: str | Path, mode: Mode) -> Image.Image:
 
 def in_mode(picture: Image.Image, mode: Mode) -> Image.Image:
     """Convert to grey or colour: what is transparent lies on white paper, 16 bits become 8."""
+    if picture.mode == "F":
+        raise ValueError("its pixels are floating-point numbers of no known range")
     if picture.mode.startswith("I"):
         eight_bits = (np.asarray(picture) / 257).round().clip(0, 255).astype(np.uint8)
         return Image.fromarray(eight_bits).convert(mode)

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpldla.data.catalog import (
     Access,
+    classes_of_part,
     find_set,
     list_protocols,
     list_sets,
@@ -14,7 +15,6 @@ from gpldla.data.catalog import (
     packed_stores,
     sources_of,
 )
-from gpldla.data.protocols import ALL
 from gpldla.data.sets import DataSet, EmbeddedSet, StoredSet
 from gpldla.data.source_files import stamp
 from gpldla.data.store import read_manifest
@@ -68,13 +68,21 @@ def set_status(name: str, access: Access) -> SetStatus:
     """Look for a data set; an embedded one is drawn if it never was."""
     data_set = find_set(name)
     if isinstance(data_set, EmbeddedSet):
-        image_set = load_set(name, access=access)
+        try:
+            image_set = load_set(name, access=access)
+        except UserError as error:  # such as a cache that cannot be written
+            return SetStatus(data_set, None, {}, (str(error),), ())
         counts = dict(zip(image_set.class_names, image_set.counts.tolist()))
         return SetStatus(data_set, None, counts, (), tuple(packed_stores(data_set, access.places.cache)))
     assert isinstance(data_set, StoredSet)
     folder = data_set.locate(access.places.root)
     stores = packed_stores(data_set, access.places.cache)
-    counts, bad = _counts(data_set, folder, stores)
+    try:
+        current = None if folder is None else stamp(folder)
+        stores = [s for s in stores if current in (None, read_manifest(s)["source"].get("stamp"))]
+        counts, bad = _counts(data_set, folder, stores)
+    except (UserError, OSError, ValueError) as error:
+        counts, bad = {}, (str(error),)
     if folder is not None and not counts and not bad:
         bad = (data_set.nothing_there(folder),)
     return SetStatus(data_set, folder, counts, (*_lacking(data_set, counts), *bad), tuple(stores))
@@ -84,19 +92,14 @@ def _counts(
     data_set: StoredSet, folder: Path | None, stores: list[Path]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
     """Return images a class and what is wrong: from a store of the same files, else counted."""
-    try:
-        current = None if folder is None else stamp(folder)
-        for store in reversed(stores):
-            manifest = read_manifest(store)
-            if current is None or manifest["source"].get("stamp") == current:
-                counts = {c["name"]: int(c["images"]) for c in manifest["classes"]}
-                return counts, tuple(manifest["source"].get("left_out", ()))
-        if folder is None:
-            return {}, ()
-        survey = data_set.survey(folder)
-        return survey.counts, survey.bad
-    except (UserError, OSError, ValueError) as error:
-        return {}, (str(error),)
+    if stores:
+        manifest = read_manifest(stores[-1])
+        counts = {c["name"]: int(c["images"]) for c in manifest["classes"]}
+        return counts, tuple(manifest["source"].get("left_out", ()))
+    if folder is None:
+        return {}, ()
+    survey = data_set.survey(folder)
+    return survey.counts, survey.bad
 
 
 def _lacking(data_set: StoredSet, counts: Mapping[str, int]) -> list[str]:
@@ -125,20 +128,12 @@ def protocol_facts(name: str, statuses: Mapping[str, SetStatus]) -> dict[str, di
     for part, (set_name, part_of_set) in sources_of(name).items():
         status = statuses[set_name]
         names = list(status.counts)
-        by_part = {
-            p: [names[place] for place in places] for p, places in status.data_set.parts(names).items()
-        }
-        lists = {p: len(wanted) for p, wanted in status.data_set.class_lists.items()}
-        if part_of_set == ALL:
-            found, asked = [n for part_names in by_part.values() for n in part_names], sum(lists.values())
-        else:
-            found = by_part.get(part_of_set, [])
-            asked = lists.get(part_of_set, len(found))
+        places, asked = classes_of_part(status.data_set, part_of_set, names)
         facts[part] = {
             "set": set_name,
             "classes": asked,
-            "classes_found": len(found),
-            "images": sum(status.counts[n] for n in found),
+            "classes_found": len(places),
+            "images": sum(status.counts[names[place]] for place in places),
         }
     return facts
 

@@ -1,7 +1,9 @@
 """Decoding image files into a store, on all cores."""
 
 import os
+import shlex
 import shutil
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import PIL
+from PIL import Image
 
 from gpldla.data.decoding import picture_side, square_pixels
-from gpldla.data.source_files import SourceFile
+from gpldla.data.source_files import SourceFile, close_zips
 from gpldla.data.store import new_store
 from gpldla.errors import UserError
 from gpldla.progress import Reporter
@@ -58,8 +61,9 @@ def pack_files(
     of the picture. Each task decodes a few files; results are written in order, a bounded number waits.
     """
     bad = list(listing.bad)
-    if bad and not skip_bad:
-        raise UserError(_first_of(bad))
+    way_out = f"gpldla data prepare {shlex.quote(name)} --side {wanted_side} --skip-bad"
+    if not skip_bad:
+        refuse(bad, way_out)
     files = [file for files in listing.files_of_class.values() for file in files]
     owners = np.repeat(
         np.arange(len(listing.files_of_class)), [len(f) for f in listing.files_of_class.values()]
@@ -69,14 +73,17 @@ def pack_files(
     kept = np.ones(len(files), dtype=bool)
     shapes: list[tuple[int, int]] = []
     with (
+        warnings.catch_warnings(),
         new_store(store, (channels, side, side)) as writer,
         report.bar(f"Packing {name}", len(files)) as advance,
     ):
+        # A photograph of 100 million pixels is large, but no attack; far larger ones are errors.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         place = 0
         for task in _decode_all(files, channels, side):
             for place_in_task, sentence in task.bad.items():
                 if not skip_bad:
-                    raise UserError(_with_way_out(sentence))
+                    refuse([sentence], way_out)
                 bad.append(sentence)
                 kept[place + place_in_task] = False
             writer.add(task.images)
@@ -96,18 +103,22 @@ def pack_files(
             {**source, "pillow": PIL.__version__, "left_out": bad},
             shapes=np.array(shapes, dtype=np.int32),
         )
+    say_left_out(bad, name, report)
+
+
+def refuse(bad: Sequence[str], way_out: str) -> None:
+    """Raise the first of some faults, if there are any, with the command that leaves them out."""
+    if bad:
+        count = f" ({len(bad)} faults in all.)" if len(bad) > 1 else ""
+        raise UserError(f"{bad[0].removesuffix('.')}, or leave such out with `{way_out}`.{count}")
+
+
+def say_left_out(bad: Sequence[str], name: str, report: Reporter) -> None:
+    """List what was left out."""
     if bad:
         report.say(f"Left out of {name}, {len(bad)} in all:")
         for sentence in bad:
             report.say(f"  {sentence}")
-
-
-def _first_of(bad: Sequence[str]) -> str:
-    return _with_way_out(bad[0]) + (f" ({len(bad)} faults in all.)" if len(bad) > 1 else "")
-
-
-def _with_way_out(sentence: str) -> str:
-    return f"{sentence.removesuffix('.')}, or leave such out with `gpldla data prepare --skip-bad`."
 
 
 def _decode_all(files: Sequence[SourceFile], channels: int, side: int) -> Iterator[_Decoded]:
@@ -119,12 +130,13 @@ def _decode_all(files: Sequence[SourceFile], channels: int, side: int) -> Iterat
     try:
         for first in range(0, len(files), FILES_A_TASK):
             waiting.append(pool.submit(_decode, files[first : first + FILES_A_TASK], channels, side))
-            if len(waiting) > 4 * workers:
+            if len(waiting) > 2 * workers:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+        close_zips()
 
 
 def _decode(files: Sequence[SourceFile], channels: int, side: int) -> _Decoded:

@@ -16,6 +16,8 @@ IMAGE_TYPES = frozenset(
     {
         ".jpg",
         ".jpeg",
+        ".jpe",
+        ".jfif",
         ".png",
         ".webp",
         ".bmp",
@@ -205,14 +207,23 @@ def _folder_facts(
                 yield _file_facts(Path(entry.path))
 
 
-_thread = threading.local()
+_zips: dict[tuple[Path, int, int], zipfile.ZipFile] = {}
+_zips_lock = threading.Lock()
 
 
 def _open_zip(path: Path) -> zipfile.ZipFile:
-    """Return the zip as this thread has it open: reading its directory takes longer than reading an image."""
-    archives: dict[tuple[Path, int, int], zipfile.ZipFile] = _thread.__dict__.setdefault("archives", {})
+    """Return the open zip, one for all threads: reading its directory takes longer than reading an image."""
     facts = path.stat()
     key = (path, facts.st_size, facts.st_mtime_ns)
-    if key not in archives:
-        archives[key] = zipfile.ZipFile(path)
-    return archives[key]
+    with _zips_lock:
+        if key not in _zips:
+            _zips[key] = zipfile.ZipFile(path)
+        return _zips[key]
+
+
+def close_zips() -> None:
+    """Close all zips; they are opened again when they are needed."""
+    with _zips_lock:
+        for archive in _zips.values():
+            archive.close()
+        _zips.clear()

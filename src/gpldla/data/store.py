@@ -4,6 +4,7 @@ import glob
 import hashlib
 import json
 import mmap
+import os
 import shutil
 import tempfile
 import time
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from gpldla.errors import UserError
+from gpldla.files import write_atomically
 
 FORMAT = 2
 IMAGES, MANIFEST = "images.u8", "manifest.json"
@@ -106,6 +108,8 @@ class StoreWriter:
         **arrays: np.ndarray | None,
     ) -> None:
         """Write what belongs to the images: the manifest, and `groups` and `shapes` where there are any."""
+        self._file.flush()
+        os.fsync(self._file.fileno())  # a power cut must not leave a store that only looks whole
         self.close()
         for array_name, array in arrays.items():
             if array is not None:
@@ -120,7 +124,9 @@ class StoreWriter:
                 {"name": class_name, "images": int(count)} for class_name, count in zip(class_names, counts)
             ],
         }
-        (self._folder / MANIFEST).write_text(json.dumps(manifest, ensure_ascii=False, indent=1), "utf-8")
+        write_atomically(
+            self._folder / MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=1).encode("utf-8")
+        )
 
     def close(self) -> None:
         """Close the file of images."""

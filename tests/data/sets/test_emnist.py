@@ -112,6 +112,10 @@ class TestFaults:
         self.fails(access, f"but not {gone}.gz; get it and put it there")
         assert gone in SETS["emnist"].survey(folder).bad[0]
 
+    def test_a_bad_zip_beside_them_is_named(self, folder, access):
+        (folder / "gzip.zip").write_bytes(b"half a download")
+        self.fails(access, r"gzip\.zip cannot be read as a zip .* `gpldla data prepare emnist --skip-bad`")
+
     def test_both_are_missing(self, folder, access):
         images_file(folder).unlink()
         labels_file(folder).rename(folder / "labels")

@@ -363,3 +363,21 @@ class TestLayouts:
         write_folder(tmp_path / "set" / "wrap", n_classes=3)
         save(next(pictures("x", 1, 8, 8)), tmp_path / "set" / "wrap" / "logo.png")
         assert self.names(tmp_path / "set", access) == ["kind-00", "kind-01", "kind-02"]
+
+
+def test_a_class_that_is_added_moves_hardly_any_other():
+    before, names = FolderSet(Path("x")), [f"kind-{i:02}" for i in range(20)]
+    part_of = {names[i]: part for part, places in before.parts(names).items() for i in places}
+    more = sorted([*names, "another"])
+    moved = [
+        more[i]
+        for part, places in before.parts(more).items()
+        for i in places
+        if more[i] != "another" and part_of[more[i]] != part
+    ]
+    assert len(moved) <= 2
+
+
+@pytest.mark.parametrize(("word", "part"), [("novel", "novel"), ("test", "novel"), ("train", "base")])
+def test_all_classes_may_go_to_one_part(word, part):
+    assert FolderSet(Path("x"), split=word).parts(["a", "b"]) == {part: (0, 1)}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gpldla.data.packing import Listing, pack_files
+from gpldla.data.sets.stored_size import photograph_side
 from gpldla.data.source_files import Tree, read_tree, stamp
 from gpldla.data.splits import class_lists
 from gpldla.data.store import ImageSet, write_store
@@ -40,8 +41,12 @@ class DataSet(ABC):
         return {part: tuple(found) for part, found in places.items()}
 
     @abstractmethod
-    def settings(self, size: int) -> dict[str, Any]:
-        """Return what the stored images depend on, for a backbone with inputs of `size` pixels."""
+    def settings(self, size: int, side: int | None = None) -> dict[str, Any]:
+        """Return what the stored images depend on.
+
+        size: input of the backbone that will see them, in pixels
+        side: of stored images, where someone chose it
+        """
 
 
 class EmbeddedSet(DataSet):
@@ -76,7 +81,11 @@ class StoredSet(DataSet):
     def locate(self, root: Path) -> Path | None:
         """Return the folder of the data set, or None where there is none with something in it."""
         folders = [root / folder for folder in self.folders]
-        return next((folder for folder in folders if folder.is_dir() and any(folder.iterdir())), None)
+        return next((folder for folder in folders if folder.is_dir() and _holds_something(folder)), None)
+
+    def may_come_from(self, source: dict[str, Any], root: Path) -> bool:
+        """Say whether a store made from `source` is one of this data set, where its folder has gone."""
+        return True
 
     def source(self, folder: Path) -> dict[str, Any]:
         """Return what tells one copy of the data set from another."""
@@ -110,6 +119,13 @@ class StoredSet(DataSet):
         """
 
 
+def _holds_something(folder: Path) -> bool:
+    try:
+        return any(folder.iterdir())
+    except OSError:  # what cannot be read is said when it is read
+        return True
+
+
 class ImageFileSet(StoredSet):
     """A data set of one image a file."""
 
@@ -119,13 +135,13 @@ class ImageFileSet(StoredSet):
     def listing(self, tree: Tree) -> Listing:
         """Say which files are whose images."""
 
-    @abstractmethod
     def stored_side(self, size: int) -> int:
         """Return the side of stored images for a backbone with inputs of `size` pixels."""
+        return photograph_side(size)
 
-    def settings(self, size: int) -> dict[str, Any]:
+    def settings(self, size: int, side: int | None = None) -> dict[str, Any]:
         """Return the version of the packing and the side that is wanted."""
-        return {"version": 1, "wanted_side": self.stored_side(size), "channels": self.channels}
+        return {"version": 1, "wanted_side": side or self.stored_side(size), "channels": self.channels}
 
     def survey(self, folder: Path) -> Survey:
         """Count files."""

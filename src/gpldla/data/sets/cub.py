@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from gpldla.data.packing import Listing
 from gpldla.data.sets.base import ImageFileSet
 from gpldla.data.sets.class_folders import list_class_folders
-from gpldla.data.sets.stored_size import photograph_side
 from gpldla.data.source_files import Tree
 
 
@@ -20,10 +19,6 @@ class CUB(ImageFileSet):
     folders = ("cub", "CUB", "CUB_200_2011", "cub-200-2011")
     get = "https://www.vision.caltech.edu/datasets/cub_200_2011/ (CUB_200_2011.tgz, unpacked)"
     put = "CUB_200_2011/images/001.Black_footed_Albatross/*.jpg and so on, or zips of that"
-
-    def stored_side(self, size: int) -> int:
-        """Leave room for random crops."""
-        return photograph_side(size)
 
     def listing(self, tree: Tree) -> Listing:
         """Take every folder whose name begins with a number of three digits."""

@@ -23,7 +23,7 @@ class Digits(EmbeddedSet):
     name = "digits"
     usual_size = 28
 
-    def settings(self, size: int) -> dict[str, Any]:
+    def settings(self, size: int, side: int | None = None) -> dict[str, Any]:
         """The same for every backbone."""
         return SETTINGS
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpldla.data.packing import refuse, say_left_out
 from gpldla.data.sets.base import StoredSet, Survey
 from gpldla.data.source_files import SourceFile, read_tree
 from gpldla.data.store import ImageSet, write_store
@@ -29,7 +30,7 @@ class EMNIST(StoredSet):
     get = "https://www.nist.gov/itl/products-and-services/emnist-dataset (binary format)"
     put = f"{IMAGES}.gz and {LABELS}.gz, or the zip that has them"
 
-    def settings(self, size: int) -> dict[str, Any]:
+    def settings(self, size: int, side: int | None = None) -> dict[str, Any]:
         """Images keep their 28 pixels whatever the backbone."""
         return {"version": 1}
 
@@ -58,6 +59,8 @@ class EMNIST(StoredSet):
         files, bad = _files(folder)
         if len(files) < 2:
             raise UserError(bad[0] if bad else self.nothing_there(folder))
+        if not skip_bad:
+            refuse(bad, f"gpldla data prepare {self.name} --skip-bad")
         images, labels = _read_both(files)
         counts = np.bincount(labels, minlength=len(CHARACTERS))
         by_class = np.argsort(labels, kind="stable")
@@ -67,6 +70,7 @@ class EMNIST(StoredSet):
             self.name, upright[:, None], tuple(CHARACTERS[label] for label in there), counts[there]
         )
         write_store(store, image_set, {**source, "left_out": list(bad)})
+        say_left_out(bad, self.name, report)
 
 
 def _files(folder: Path) -> tuple[dict[str, SourceFile], tuple[str, ...]]:

@@ -1,6 +1,7 @@
 """Any folder of class folders, as a data set with a split by class."""
 
 import csv
+import hashlib
 import io
 import json
 import re
@@ -9,11 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import numpy as np
-
 from gpldla.data.packing import Listing
 from gpldla.data.sets.base import ImageFileSet
-from gpldla.data.sets.stored_size import photograph_side
 from gpldla.data.source_files import SourceFile, Tree
 from gpldla.data.splits import PARTS
 from gpldla.errors import UserError
@@ -78,13 +76,13 @@ class FolderSet(ImageFileSet):
         """Return the path itself, or the path below the data root."""
         return next((path for path in (self.path, root / self.path) if path.exists()), None)
 
+    def may_come_from(self, source: dict[str, Any], root: Path) -> bool:
+        """A path that was typed elsewhere may have meant another folder."""
+        return source.get("path") in (str(self.path.resolve()), str((root / self.path).resolve()))
+
     def source(self, folder: Path) -> dict[str, Any]:
         """Two folders have two stores, whatever is in them."""
         return {**super().source(folder), "path": str(folder.resolve())}
-
-    def stored_side(self, size: int) -> int:
-        """Leave room for random crops."""
-        return photograph_side(size)
 
     def listing(self, tree: Tree) -> Listing:
         """Take the outermost folders as classes, or those below train, val and test.
@@ -113,24 +111,27 @@ class FolderSet(ImageFileSet):
 
     def parts(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
         """Split the classes as the class says."""
-        if self.split in PARTS:
-            return {self.split: tuple(range(len(class_names)))}
+        if self.split in PART_OF_WORD:
+            return {PART_OF_WORD[self.split]: tuple(range(len(class_names)))}
         if self.split is not None:
             return self._parts_of_file(Path(self.split).expanduser(), class_names)
         if all("/" in name for name in class_names):
             return self._parts_of_folders(class_names)
-        return self._drawn_parts(len(class_names))
+        return self._drawn_parts(class_names)
 
-    def _drawn_parts(self, n_classes: int) -> dict[str, tuple[int, ...]]:
+    def _drawn_parts(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        """Draw by name, not by place: a class that comes or goes moves hardly any other."""
+        n_classes = len(class_names)
         if n_classes < 3:
             raise UserError(
                 f"{self.path} has {n_classes} classes, too few for base, validation and novel ones;"
                 f" add classes, or name one part for all: {PREFIX}{self.path},split=novel."
             )
-        order = np.random.default_rng(self.seed).permutation(n_classes)
+        keys = [hashlib.sha256(f"{self.seed}/{name}".encode()).digest() for name in class_names]
+        order = sorted(range(n_classes), key=keys.__getitem__)
         quarter = max(1, round(n_classes / 4))
-        drawn = np.split(order, [n_classes - 2 * quarter, n_classes - quarter])
-        return {part: tuple(sorted(places.tolist())) for part, places in zip(PARTS, drawn)}
+        ends = (0, n_classes - 2 * quarter, n_classes - quarter, n_classes)
+        return {part: tuple(sorted(order[a:b])) for part, a, b in zip(PARTS, ends, ends[1:])}
 
     def _parts_of_folders(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
         part_of_class: dict[str, str] = {}

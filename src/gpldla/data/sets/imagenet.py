@@ -9,7 +9,6 @@ from typing import ClassVar
 from gpldla.data.packing import Listing
 from gpldla.data.sets.base import ImageFileSet
 from gpldla.data.sets.class_folders import list_class_folders
-from gpldla.data.sets.stored_size import photograph_side
 from gpldla.data.source_files import SourceFile, Tree
 from gpldla.errors import UserError
 
@@ -20,10 +19,6 @@ class WordNetSet(ImageFileSet):
     """Class folders by WordNet id, at any depth; folders of classes in no part are passed over."""
 
     usual_size = 84
-
-    def stored_side(self, size: int) -> int:
-        """Leave room for random crops."""
-        return photograph_side(size)
 
     def listing(self, tree: Tree) -> Listing:
         """Take the class folders of the split."""
@@ -68,7 +63,11 @@ class MiniImageNet(WordNetSet):
     def listing(self, tree: Tree) -> Listing:
         """Go by the tables if there are any, else by class folders."""
         tables = {path: file for path, file in tree.files.items() if PurePosixPath(path).name in TABLES}
-        return _list_by_tables(tree, tables, self._class_names()) if tables else super().listing(tree)
+        by_tables = _list_by_tables(tree, tables, self._class_names()) if tables else Listing({})
+        if by_tables.files_of_class:
+            return by_tables
+        by_folders = super().listing(tree)  # whose files may have other names than the tables say
+        return by_folders if by_folders.files_of_class else by_tables
 
 
 class TinyImageNetMini(MiniImageNet):

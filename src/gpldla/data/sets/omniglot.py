@@ -4,9 +4,9 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
+from gpldla.backbones.base import resized_side
 from gpldla.data.packing import Listing
 from gpldla.data.sets.base import ImageFileSet
-from gpldla.data.sets.stored_size import character_side
 from gpldla.data.source_files import SourceFile, Tree
 
 _DRAWING = re.compile(r"(?:.*/)?images_(?:background|evaluation)/([^/]+/character\d+)/([^/]+)")
@@ -26,8 +26,8 @@ class Omniglot(ImageFileSet):
     put = "images_background.zip and images_evaluation.zip, or what is in them"
 
     def stored_side(self, size: int) -> int:
-        """Store what evaluation resizes to."""
-        return character_side(size)
+        """Nothing crops characters at random: store what evaluation resizes to."""
+        return resized_side(size)
 
     def listing(self, tree: Tree) -> Listing:
         """Take images_background/ALPHABET/characterNN and images_evaluation/..."""

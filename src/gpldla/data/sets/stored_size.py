@@ -14,8 +14,3 @@ LARGEST_SIDE = 384  # about the shorter side of the photographs in these sets: m
 def photograph_side(size: int) -> int:
     """Return the stored side for photographs, which training crops at random: 160 for 84, 384 for 224."""
     return max(resized_side(size), min(STEP * round(size * ROOM / STEP), LARGEST_SIDE))
-
-
-def character_side(size: int) -> int:
-    """Return the stored side for characters, which nothing crops: just what evaluation resizes to."""
-    return resized_side(size)
