@@ -7,6 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,17 +69,16 @@ def pack_files(
     owners = np.repeat(
         np.arange(len(listing.files_of_class)), [len(f) for f in listing.files_of_class.values()]
     )
-    side = min(wanted_side, _usual_side(files) or wanted_side)
+    with _large_pictures_welcome():
+        side = min(wanted_side, _usual_side(files) or wanted_side)
     _check_space(store, len(files) * channels * side * side)
     kept = np.ones(len(files), dtype=bool)
     shapes: list[tuple[int, int]] = []
     with (
-        warnings.catch_warnings(),
+        _large_pictures_welcome(),
         new_store(store, (channels, side, side)) as writer,
         report.bar(f"Packing {name}", len(files)) as advance,
     ):
-        # A photograph of 100 million pixels is large, but no attack; far larger ones are errors.
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         place = 0
         for task in _decode_all(files, channels, side):
             for place_in_task, sentence in task.bad.items():
@@ -104,6 +104,14 @@ def pack_files(
             shapes=np.array(shapes, dtype=np.int32),
         )
     say_left_out(bad, name, report)
+
+
+@contextmanager
+def _large_pictures_welcome() -> Iterator[None]:
+    """Keep Pillow from warning of 100 million pixels: a large photograph. Far larger ones are errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        yield
 
 
 def refuse(bad: Sequence[str], way_out: str) -> None:
