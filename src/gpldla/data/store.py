@@ -22,8 +22,17 @@ from gpldla.files import write_atomically
 FORMAT = 2
 IMAGES, MANIFEST = "images.u8", "manifest.json"
 ARRAYS = ("groups", "shapes")  # optional, each a file of its own
-RELEASE_EVERY = 1 << 29  # bytes read from a store before its pages are given back
 ABANDONED_AFTER = 3600.0  # seconds without a write after which an unfinished store has no owner any more
+
+
+def _eighth_of_memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8
+    except (AttributeError, ValueError, OSError):  # such as on Windows
+        return 1 << 30
+
+
+RELEASE_EVERY = _eighth_of_memory()  # bytes read from a store before its pages are given back
 
 
 @dataclass(frozen=True)
