@@ -54,7 +54,7 @@ def _weighted_sums(tables: Tensor, sources: Tensor, weights: Tensor) -> Tensor:
 def _taps(
     starts: Tensor, lengths: Tensor, backwards: Tensor, widest: int, n_targets: int
 ) -> tuple[Tensor, Tensor]:
-    """Return which source pixels make each target pixel, int32 [n, n_targets, widest + 1], and their weights.
+    """Return which source pixels make each target pixel, int32 [n, n_targets, widest], and their weights.
 
     starts, lengths: [n], which stretch of an axis to resize, at least a pixel long
     backwards:       [n], whether the target pixels run against the source pixels
@@ -73,7 +73,7 @@ def _taps(
     # The tolerance keeps rounding from losing a pixel that lies just on the edge.
     lowest, highest = (starts - 0.501).ceil(), (starts + lengths - 0.499).floor()
     first = (centres - radius).ceil().maximum(lowest)
-    sources = first + torch.arange(widest + 1, device=starts.device)
+    sources = first + torch.arange(widest, device=starts.device)  # beyond these, weights are 0
     weights = (sources - centres).abs_().div_(-radius).add_(1).clamp_min_(0).mul_(sources <= highest)
     weights.div_(weights.sum(-1, keepdim=True))
     return sources.minimum(highest).int(), weights
