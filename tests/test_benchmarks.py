@@ -1,6 +1,7 @@
 """The benchmark scripts run, and say what the documentation says."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,3 +47,32 @@ def test_saved_numbers_say_where_they_come_from(quick_run):
     _, result = quick_run
     assert result["command"] == "python -m benchmarks.predictive --quick"
     assert {"commit", "device", "seeds", "truth_samples", "summary"} <= result.keys()
+
+
+def test_loading_runs_without_any_data(tmp_path):
+    """On generated photographs, for a blink: the script works, the speed is another matter."""
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.loading",
+        "--seconds",
+        "0.3",
+        "--rounds",
+        "1",
+        "--files",
+        "20",
+    ]
+    environment = {**os.environ, "GPLDLA_DATA": str(tmp_path), "GPLDLA_CACHE": str(tmp_path / "cache")}
+    target = tmp_path / "loading.json"
+    run = subprocess.run(
+        [*command, "--json", str(target)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    rows = json.loads(target.read_text())["rows"]
+    assert [row["data"] for row in rows] == ["generated", "generated"]
+    assert all(row["ratio"] > 1 for row in rows)
