@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpldla.data.resample import crop_and_resize
-from gpldla.data.transforms import grey
+from gpldla.data.transforms import constant, grey
 
 CROP_ATTEMPTS = 10
 STRENGTH = 0.4  # of the colour jitter: factors from 0.6 to 1.4
@@ -26,7 +26,7 @@ def augment_photographs(
     Returns float32 [n, 3, size, size] in [0, 1].
     """
     n, device = len(images), images.device
-    stored = torch.tensor(images.shape[-2:], device=device)
+    stored = constant(tuple(images.shape[-2:]), device)
     true = stored.expand(n, 2) if shapes is None else shapes
     # Boxes are drawn in the picture as it was, so that their ratio is that of what they show.
     boxes = random_boxes(true, smallest_area) * (stored / true).repeat(1, 2)
@@ -60,7 +60,7 @@ def random_boxes(shapes: Tensor, smallest_area: float) -> Tensor:
 
 def at_least_a_pixel(boxes: Tensor, height: int, width: int) -> Tensor:
     """Enlarge boxes [n, 4] smaller than a pixel of an image [height, width], and keep them inside it."""
-    limits = torch.tensor([height, width], device=boxes.device)
+    limits = constant((height, width), boxes.device)
     extent = boxes[:, 2:].clamp_min(1)
     return torch.cat([boxes[:, :2].minimum(limits - extent), extent], dim=1)
 

@@ -1,5 +1,7 @@
 """From stored uint8 images to what a network sees: batched tensor operations, on whatever device they lie."""
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,9 +33,14 @@ def centre_crop(images: Tensor, preprocessing: Preprocessing) -> Tensor:
 
 def standardise_(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Subtract the mean and divide by the standard deviation of each channel, [n, c, h, w], in place."""
-    mean = torch.tensor(preprocessing.mean, device=images.device).view(-1, 1, 1)
-    std = torch.tensor(preprocessing.std, device=images.device).view(-1, 1, 1)
-    return images.sub_(mean).div_(std)
+    mean, std = constant(preprocessing.mean, images.device), constant(preprocessing.std, images.device)
+    return images.sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1))
+
+
+@cache
+def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return a few numbers as a tensor that stays on the device: copying them there would stall a GPU."""
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def to_float(images: Tensor, channels: int) -> Tensor:
