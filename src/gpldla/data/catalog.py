@@ -81,32 +81,28 @@ def load_set(
 
 def _open(data_set: DataSet, size: int | None, side: int | None, access: Access) -> ImageSet:
     settings = data_set.settings(size or data_set.usual_size, side)
-    cache = access.places.cache
     if isinstance(data_set, EmbeddedSet):
-        store = store_folder(cache, data_set.store_name, settings)
-
-        def draw() -> None:
-            access.report.say(f"Preparing {data_set.name} in {store}")
-            data_set.pack(store, settings)
-
-        return cached_store(store, draw)
+        return _open_embedded(data_set, settings, access)
     assert isinstance(data_set, StoredSet)
     folder = data_set.locate(access.places.root)
     if folder is None:
-        packed = [
-            (store, source)
-            for store in packed_stores(data_set, cache, settings)
-            if data_set.may_come_from(source := read_manifest(store)["source"], access.places.root)
-        ]
-        if not packed:
-            raise UserError(missing_sentence(data_set, access.places))
-        # The images themselves have gone, or never were on this machine.
-        store, source = packed[-1]
-        access.report.say(f"{data_set.name} is not there; using {store}, packed from {source.get('folder')}")
-        _say_what_was_left_out(data_set, store, access)
-        return open_store(store)
+        return _open_packed_copy(data_set, settings, access)
+    return _open_source(data_set, folder, settings, access)
+
+
+def _open_embedded(data_set: EmbeddedSet, settings: dict[str, Any], access: Access) -> ImageSet:
+    store = store_folder(access.places.cache, data_set.store_name, settings)
+
+    def draw() -> None:
+        access.report.say(f"Preparing {data_set.name} in {store}")
+        data_set.pack(store, settings)
+
+    return cached_store(store, draw)
+
+
+def _open_source(data_set: StoredSet, folder: Path, settings: dict[str, Any], access: Access) -> ImageSet:
     source = {"settings": settings, **data_set.source(folder)}
-    store = store_folder(cache, data_set.store_name, source)
+    store = store_folder(access.places.cache, data_set.store_name, source)
     if (store / MANIFEST).exists():
         _say_what_was_left_out(data_set, store, access)
 
@@ -116,6 +112,21 @@ def _open(data_set: DataSet, size: int | None, side: int | None, access: Access)
         data_set.pack(folder, store, settings, source_facts, access.report, access.skip_bad)
 
     return cached_store(store, pack)
+
+
+def _open_packed_copy(data_set: StoredSet, settings: dict[str, Any], access: Access) -> ImageSet:
+    """Open a store whose images have gone, or never were on this machine."""
+    packed = [
+        (store, source)
+        for store in packed_stores(data_set, access.places.cache, settings)
+        if data_set.may_come_from(source := read_manifest(store)["source"], access.places.root)
+    ]
+    if not packed:
+        raise UserError(missing_sentence(data_set, access.places))
+    store, source = packed[-1]
+    access.report.say(f"{data_set.name} is not there; using {store}, packed from {source.get('folder')}")
+    _say_what_was_left_out(data_set, store, access)
+    return open_store(store)
 
 
 def _say_what_was_left_out(data_set: DataSet, store: Path, access: Access) -> None:
