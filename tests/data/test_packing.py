@@ -1,9 +1,11 @@
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
+import time
 import zlib
 from collections import namedtuple
 from io import BytesIO, StringIO
@@ -445,3 +447,16 @@ def test_a_photograph_of_100_million_pixels_is_packed_without_a_warning(pets, pa
     Image.new("L", (10_000, 10_000)).save(pets / "kind-00" / "large.png")
     pack(pets)
     assert not [w for w in recwarn if issubclass(w.category, Image.DecompressionBombWarning)]
+
+
+@pytest.mark.parametrize("signal_name", ["SIGINT", "SIGTERM"])
+def test_a_signal_leaves_nothing_behind(tmp_path, signal_name):
+    write_folder(tmp_path / "pets", n_classes=4, images_a_class=800, side=64)
+    cache = tmp_path / "cache"
+    command = [sys.executable, "-m", "gpldla", "data", "prepare", f"folder:{tmp_path / 'pets'}"]
+    process = subprocess.Popen([*command, "--cache", str(cache)], stderr=subprocess.DEVNULL)
+    while process.poll() is None and not list(cache.glob(".folder-*/images.u8")):
+        time.sleep(0.005)
+    process.send_signal(signal.Signals[signal_name])
+    assert process.wait(timeout=60) == 130
+    assert list(cache.iterdir()) == []

@@ -20,6 +20,7 @@ from gpldla.data.decoding import picture_side, square_pixels
 from gpldla.data.source_files import SourceFile, close_zips
 from gpldla.data.store import new_store
 from gpldla.errors import UserError
+from gpldla.process import stop_signals
 from gpldla.progress import Reporter
 
 FILES_A_TASK = 16
@@ -76,11 +77,14 @@ def pack_files(
     shapes: list[tuple[int, int]] = []
     with (
         _large_pictures_welcome(),
+        stop_signals() as stopped,
         new_store(store, (channels, side, side)) as writer,
         report.bar(f"Packing {name}", len(files)) as advance,
     ):
         place = 0
         for task in _decode_all(files, channels, side):
+            if stopped():
+                raise KeyboardInterrupt  # new_store then removes what is there so far
             for place_in_task, sentence in task.bad.items():
                 if not skip_bad:
                     refuse([sentence], way_out)
