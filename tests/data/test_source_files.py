@@ -2,6 +2,7 @@ import os
 import zipfile
 from zipfile import ZipFile, ZipInfo
 
+import numpy as np
 import pytest
 
 from gpldla.data import source_files
@@ -326,3 +327,21 @@ def test_members_with_backslashes_lie_in_folders_too(tmp_path):
     tree = read_tree(tmp_path)
     assert list(tree.files) == ["cat/1.jpg"]
     assert tree.files["cat/1.jpg"].read() == b"one"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_zip_with_flipped_bytes_is_read_or_named_but_never_ends_in_a_traceback(tmp_path, seed):
+    archive = zipped(tmp_path / "x.zip", {f"cat/{i}.jpg": bytes(50) for i in range(20)})
+    content = bytearray(archive.read_bytes())
+    rng = np.random.default_rng(seed)
+    for place in rng.integers(0, len(content), 20):
+        content[place] = rng.integers(256)
+    archive.write_bytes(content)
+    tree = read_tree(tmp_path)
+    sentences = list(tree.bad)
+    for file in tree.files.values():
+        try:
+            file.read()
+        except UserError as error:
+            sentences.append(str(error))
+    assert all(str(archive) in sentence for sentence in sentences)

@@ -109,7 +109,7 @@ def _open_source(data_set: StoredSet, folder: Path, settings: dict[str, Any], ac
     def pack() -> None:
         access.report.say(f"Preparing {data_set.name} from {folder} in {store}")
         source_facts = {**source, "folder": str(folder.absolute())}
-        data_set.pack(folder, store, settings, source_facts, access.report, access.skip_bad)
+        data_set.pack(folder, store, source_facts, access.report, access.skip_bad)
 
     return cached_store(store, pack)
 

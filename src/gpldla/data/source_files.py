@@ -60,10 +60,9 @@ class SourceFile:
             if archive.getinfo(self.member).file_size > LARGEST_FILE:
                 raise UserError(f"{self} is larger than any image; remove it.")
             return archive.read(self.member)
-        # A damaged zip raises all kinds: zlib.error, BadZipFile, NotImplementedError, RuntimeError ...
         except UserError:
             raise
-        except Exception as error:
+        except Exception as error:  # a damaged zip raises all kinds: zlib.error, BadZipFile, RuntimeError ...
             raise UserError(f"{self} cannot be read ({error}); get it anew or remove it.") from None
 
 
@@ -113,7 +112,7 @@ def read_tree(folder: Path) -> Tree:
         try:
             with zipfile.ZipFile(path) as archive:
                 members = archive.infolist()
-        except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
+        except Exception as error:  # a damaged directory raises all kinds as well
             bad.append(f"{path} cannot be read as a zip ({error}); get it anew or remove it.")
             continue
         prefix = relative.rpartition("/")[0]

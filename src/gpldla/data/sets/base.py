@@ -52,6 +52,12 @@ class DataSet(ABC):
 class EmbeddedSet(DataSet):
     """A data set that comes with the package's dependencies and is drawn when it is first used."""
 
+    drawing: ClassVar[dict[str, Any]]  # what the images depend on
+
+    def settings(self, size: int, side: int | None = None) -> dict[str, Any]:
+        """The same for every backbone."""
+        return self.drawing
+
     @abstractmethod
     def make(self) -> ImageSet:
         """Draw all images."""
@@ -105,16 +111,11 @@ class StoredSet(DataSet):
 
     @abstractmethod
     def pack(
-        self,
-        folder: Path,
-        store: Path,
-        settings: dict[str, Any],
-        source: dict[str, Any],
-        report: Reporter,
-        skip_bad: bool,
+        self, folder: Path, store: Path, source: dict[str, Any], report: Reporter, skip_bad: bool
     ) -> None:
         """Decode what lies in `folder` into `store`.
 
+        source:   what the store notes of where it comes from, its settings included
         skip_bad: leave out what cannot be used and note it in the store, instead of raising a sentence
         """
 
@@ -149,13 +150,7 @@ class ImageFileSet(StoredSet):
         return Survey({name: len(files) for name, files in listing.files_of_class.items()}, listing.bad)
 
     def pack(
-        self,
-        folder: Path,
-        store: Path,
-        settings: dict[str, Any],
-        source: dict[str, Any],
-        report: Reporter,
-        skip_bad: bool,
+        self, folder: Path, store: Path, source: dict[str, Any], report: Reporter, skip_bad: bool
     ) -> None:
         """Decode all files."""
         listing = self.listing(read_tree(folder))
@@ -166,7 +161,7 @@ class ImageFileSet(StoredSet):
             store,
             name=self.name,
             channels=self.channels,
-            wanted_side=settings["wanted_side"],
+            wanted_side=source["settings"]["wanted_side"],
             source=source,
             report=report,
             skip_bad=skip_bad,

@@ -22,10 +22,7 @@ class Digits(EmbeddedSet):
 
     name = "digits"
     usual_size = 28
-
-    def settings(self, size: int, side: int | None = None) -> dict[str, Any]:
-        """The same for every backbone."""
-        return SETTINGS
+    drawing = SETTINGS
 
     def make(self) -> ImageSet:
         """Enlarge all digits."""

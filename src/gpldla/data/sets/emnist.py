@@ -47,13 +47,7 @@ class EMNIST(StoredSet):
         return Survey({name: int(n) for name, n in zip(CHARACTERS, counts) if n}, bad)
 
     def pack(
-        self,
-        folder: Path,
-        store: Path,
-        settings: dict[str, Any],
-        source: dict[str, Any],
-        report: Reporter,
-        skip_bad: bool,
+        self, folder: Path, store: Path, source: dict[str, Any], report: Reporter, skip_bad: bool
     ) -> None:
         """Turn the images upright, invert them, sort them by class. A bad file here is a bad set."""
         files, bad = _files(folder)

@@ -109,10 +109,7 @@ class Glyphs(EmbeddedSet):
 
     name = "glyphs"
     usual_size = 28
-
-    def settings(self, size: int, side: int | None = None) -> dict[str, Any]:
-        """The same for every backbone."""
-        return SETTINGS
+    drawing = SETTINGS
 
     def make(self) -> ImageSet:
         """Draw all letters."""
