@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.provenance import provenance
 from gpldla.heads import create_head, predictive
-from gpldla.heads.gpldla import GPLDLAPosterior
+from gpldla.heads.linear_gp import LinearGPPosterior
 
 TOLERANCE = 0.02  # the largest error in a probability that is still taken for exact
 SEEDS = (0, 1, 2)  # one episode each, in every case and for every overlap
@@ -146,7 +146,7 @@ def head_case(
         for seed in SEEDS:
             support, labels, query, query_labels = draw_episode(shots, each, d, overlap, seed)
             posterior = head.adapt(support, labels, len(shots))
-            assert isinstance(posterior, GPLDLAPosterior)
+            assert isinstance(posterior, LinearGPPosterior)
             parts.append((*posterior.logits(query), query_labels))
     mean, var, query_labels = (torch.cat(part) for part in zip(*parts))
     shot_words = f"{shots[0]}-shot" if len(set(shots)) == 1 else f"shots {'/'.join(map(str, shots))}"

@@ -11,7 +11,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gpldla.errors import UserError
-from gpldla.heads.gpldla import GPLDLA, Predictive
+from gpldla.heads.gpldla import GPLDLA
+from gpldla.heads.linear_gp import Predictive
 
 ROWS_AT_ONCE = 4096  # bounds the memory of a prediction
 
@@ -132,6 +133,7 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         self.intercept_ = posterior.bias_mean.numpy()
         self.coef_var_ = posterior.weight_var.numpy()
         self.intercept_var_ = posterior.bias_var.numpy()
+        assert posterior.sigma2 is not None
         self.sigma2_ = posterior.sigma2.item()
         return self
 

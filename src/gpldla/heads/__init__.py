@@ -1,15 +1,11 @@
-"""Few-shot methods, one a file; importing this package registers them all."""
+"""Few-shot methods, one a file; importing this package registers every file in it."""
 
-from gpldla.heads import gpldla, protonet
+from importlib import import_module
+from pkgutil import iter_modules
+
 from gpldla.heads.base import Head, Posterior, create_head, head_options, list_heads, register_head
 
-__all__ = [
-    "Head",
-    "Posterior",
-    "create_head",
-    "gpldla",
-    "head_options",
-    "list_heads",
-    "protonet",
-    "register_head",
-]
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["Head", "Posterior", "create_head", "head_options", "list_heads", "register_head"]

@@ -28,11 +28,15 @@ class Head(nn.Module, ABC):
                 [..., n, channels, height, width]; "backbone": images, together with the network that
                 the head adapts (see `adapt`).
     base_stage: the classifier that the network is trained with on the base classes before episodes start,
-                "linear" or "cosine", or None.
+                "linear" or "cosine", or None. After that stage the network stays as it is, and episodes
+                train the head's own parameters, if it has any.
+    needs_base_mean: whether the head has a buffer `base_mean` [d] to be filled with the mean feature of
+                the base classes once the network is trained on them.
     """
 
     consumes: ClassVar[Literal["features", "maps", "backbone"]] = "features"
     base_stage: ClassVar[Literal["linear", "cosine"] | None] = None
+    needs_base_mean: ClassVar[bool] = False
 
     @abstractmethod
     def adapt(
@@ -92,6 +96,13 @@ def create_head(name: str, feature_dim: int | None = None, **options: Any) -> He
         if option not in known:
             raise UserError(f"Head {name!r} has no option {option!r}{did_you_mean(option, known)}")
     return _HEADS[name](feature_dim, **options)
+
+
+def needed_dim(name: str, feature_dim: int | None) -> int:
+    """Return feature_dim for a head that has parameters of that size."""
+    if feature_dim is None:
+        raise UserError(f"Head {name!r} has parameters as long as the features; give feature_dim.")
+    return feature_dim
 
 
 def unit_length(x: Tensor) -> Tensor:

@@ -1,10 +1,9 @@
 """Prototypical networks: the nearest class mean."""
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 
-from gpldla.heads.base import Head, Posterior, check_episode, class_one_hot, register_head, unit_length
+from gpldla.heads.base import Head, check_episode, register_head, unit_length
+from gpldla.heads.nearest_mean import NearestMeanPosterior, class_means
 
 
 @register_head("protonet")
@@ -22,27 +21,10 @@ class ProtoNet(Head):
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
-    ) -> "ProtoNetPosterior":
+    ) -> NearestMeanPosterior:
         """Average the support features [..., n, d] of each class; a class without examples is impossible."""
         check_episode(support, labels, n_way)
-        phi = unit_length(support) if self.normalize else support
-        member = class_one_hot(labels, n_way, phi.dtype)
-        counts = member.sum(-2)
-        prototypes = member.mT @ phi / counts.clamp_min(1).unsqueeze(-1)
-        return ProtoNetPosterior(prototypes, counts > 0, self.normalize)
+        return NearestMeanPosterior(*class_means(self._phi(support), labels, n_way), self._phi)
 
-
-@dataclass
-class ProtoNetPosterior(Posterior):
-    """Prototypes [..., C, d], and which classes have one [..., C]."""
-
-    prototypes: Tensor
-    present: Tensor
-    normalize: bool
-
-    def log_prob(self, query: Tensor) -> Tensor:
-        """Return log softmax of −‖φ(x) − μ_j‖², [..., q, d] → [..., q, C]."""
-        phi = unit_length(query) if self.normalize else query
-        # −‖φ‖² is the same for all classes and falls out of the softmax.
-        scores = 2 * phi @ self.prototypes.mT - self.prototypes.square().sum(-1).unsqueeze(-2)
-        return scores.masked_fill(~self.present.unsqueeze(-2), float("-inf")).log_softmax(-1)
+    def _phi(self, features: Tensor) -> Tensor:
+        return unit_length(features) if self.normalize else features

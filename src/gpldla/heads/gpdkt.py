@@ -1,0 +1,162 @@
+"""GPDKT: one Gaussian-process regression a class on ±1 targets, with a deep kernel."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from gpldla.errors import UserError
+from gpldla.heads.base import (
+    Head,
+    Posterior,
+    check_episode,
+    class_one_hot,
+    needed_dim,
+    register_head,
+    unit_length,
+)
+
+Kernel = Literal["linear", "cosine", "bncosine"]
+BATCH_NORM_EPS, BATCH_NORM_MOMENTUM = 1e-5, 0.1
+
+
+@register_head("gpdkt")
+class GPDKT(Head):
+    """Softmax of the posterior means of C Gaussian processes, one against the rest.
+
+    Patacchiola et al., "Bayesian Meta-Learning for the Few-Shot Setting via Deep Kernels", 2020
+    (arXiv 1910.05199). The hyperparameters are shared by the classes, so any number of them works, and all
+    come out of one Cholesky factor of the n×n kernel matrix.
+
+    kernel: s·φ(x)·φ(x') with features as they are ("linear"), of unit length ("cosine"), or standardised a
+            dimension over the images of an episode, then of unit length ("bncosine"). s is learned.
+    noise:  variance of the targets, fixed
+    """
+
+    def __init__(
+        self, feature_dim: int | None = None, *, kernel: Kernel = "bncosine", noise: float = 0.1
+    ) -> None:
+        super().__init__()
+        if kernel not in get_args(Kernel):
+            raise UserError(f"kernel must be 'linear', 'cosine' or 'bncosine', not {kernel!r}.")
+        if not (isinstance(noise, (int, float)) and 0 < noise < math.inf):
+            raise UserError(f"noise must be a positive number, not {noise!r}.")
+        self.kernel, self.noise = kernel, noise
+        self.log_scale = nn.Parameter(torch.zeros(()))
+        self.mean = nn.Parameter(torch.zeros(()))
+        self.batch_norm = _BatchNorm(needed_dim("gpdkt", feature_dim)) if kernel == "bncosine" else None
+
+    def adapt(
+        self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
+    ) -> "GPDKTPosterior":
+        """Solve for the posterior means; standardised features use the statistics of earlier training."""
+        check_episode(support, labels, n_way)
+        phi = self._phi(support)
+        member = class_one_hot(labels, n_way, phi.dtype)
+        targets = 2 * member - 1 - self.mean.to(phi.dtype)  # [..., n, C]
+        chol = self._cholesky(phi)
+        weights = self._scale(phi) * phi.mT @ torch.cholesky_solve(targets, chol)  # s Φᵀ(K + noise)⁻¹y
+        return GPDKTPosterior(weights, self.mean.to(phi.dtype), member.any(-2), self._phi)
+
+    def loss(
+        self,
+        support: Tensor,
+        labels: Tensor,
+        query: Tensor,
+        query_labels: Tensor,
+        n_way: int,
+        *,
+        backbone: nn.Module | None = None,
+    ) -> Tensor:
+        """Return −log p(targets of support and query), the marginal likelihood, a target and class."""
+        check_episode(support, labels, n_way)
+        together = torch.cat([support, query], -2)
+        if self.batch_norm is not None:
+            together = self.batch_norm.of_batch(together)
+        phi = together if self.kernel == "linear" else unit_length(together)
+        one_hot = class_one_hot(torch.cat([labels, query_labels], -1), n_way, phi.dtype)
+        y = 2 * one_hot - 1 - self.mean.to(phi.dtype)
+        chol = self._cholesky(phi)
+        whitened = torch.linalg.solve_triangular(chol, y, upper=False)  # [..., n, C]
+        fit = whitened.square().mean((-2, -1))
+        log_det = 2 * chol.diagonal(dim1=-2, dim2=-1).log().mean(-1)  # of one target
+        return 0.5 * (fit + log_det + math.log(2 * math.pi)).mean()
+
+    def scalars(self) -> dict[str, float]:
+        """Return the kernel's scale and the mean of the processes."""
+        return {"scale": self.log_scale.exp().item(), "mean": self.mean.item()}
+
+    def _phi(self, features: Tensor) -> Tensor:
+        if self.batch_norm is not None:
+            features = self.batch_norm(features)
+        return features if self.kernel == "linear" else unit_length(features)
+
+    def _scale(self, like: Tensor) -> Tensor:
+        return self.log_scale.exp().to(like.dtype)
+
+    def _cholesky(self, phi: Tensor) -> Tensor:
+        """Factor K + noise·I, K = sΦΦᵀ [..., n, n].
+
+        Rounding of K grows with its entries. Noise of that size is added, so that the matrix stays positive
+        definite: less than 1e-5 for unit features, and what large raw features need.
+        """
+        K = self._scale(phi) * phi @ phi.mT
+        n = K.shape[-1]
+        largest = K.diagonal(dim1=-2, dim2=-1).amax(-1)
+        noise = self.noise + 4 * n * torch.finfo(K.dtype).eps * largest.detach()
+        noisy = K + noise[..., None, None] * torch.eye(n, dtype=K.dtype, device=K.device)
+        return torch.linalg.cholesky_ex(noisy).L
+
+
+class _BatchNorm(nn.Module):
+    """Standardise each of d features: by the images of an episode in training, later by running statistics."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(d)), nn.Parameter(torch.zeros(d))
+        self.running_mean: Tensor
+        self.running_var: Tensor
+        self.register_buffer("running_mean", torch.zeros(d))
+        self.register_buffer("running_var", torch.ones(d))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Use the running statistics, [..., n, d] → [..., n, d]."""
+        return self._scaled(features, self.running_mean, self.running_var)
+
+    def of_batch(self, features: Tensor) -> Tensor:
+        """Use the statistics of each episode [..., n, d], and in training mode remember them."""
+        var, mean = torch.var_mean(features, dim=-2, correction=0, keepdim=True)
+        if self.training:
+            n = features.shape[-2]
+            with torch.no_grad():
+                for running, now in ((self.running_mean, mean), (self.running_var, var * n / max(n - 1, 1))):
+                    running.lerp_(now.flatten(0, -2).mean(0).to(running.dtype), BATCH_NORM_MOMENTUM)
+        return self._scaled(features, mean, var)
+
+    def _scaled(self, features: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        standard = (features - mean) * (var + BATCH_NORM_EPS).rsqrt()
+        return (standard * self.weight + self.bias).to(features.dtype)
+
+
+@dataclass
+class GPDKTPosterior(Posterior):
+    """Posterior means that are linear in φ: m_j(x) = mean + φ(x)·weights_j, with weights [..., d, C].
+
+    transform: turns query features to φ
+    """
+
+    weights: Tensor
+    mean: Tensor
+    present: Tensor
+    transform: Callable[[Tensor], Tensor]
+
+    def means(self, query: Tensor) -> Tensor:
+        """Return the posterior mean of each class, [..., q, d] → [..., q, C]."""
+        return self.transform(query) @ self.weights + self.mean
+
+    def log_prob(self, query: Tensor) -> Tensor:
+        """Return the log-softmax of the posterior means, [..., q, d] → [..., q, C]."""
+        return self.means(query).masked_fill(~self.present.unsqueeze(-2), -math.inf).log_softmax(-1)

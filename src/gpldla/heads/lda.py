@@ -1,0 +1,30 @@
+"""The LDA plugin alone: GPLDLA without the adjustment of the scale to the prior's norm, an ablation."""
+
+import torch
+from torch import Tensor
+
+from gpldla.heads.base import register_head
+from gpldla.heads.gpldla import GPLDLA
+
+
+@register_head("lda")
+class LDAPlugin(GPLDLA):
+    """GPLDLA with σ set to the median distance between two support features; all else is the same.
+
+    Ablation (ii) of Kim and Hospedales, 2021.
+    """
+
+    def class_variance(self, phi: Tensor, mean_norm2: Tensor, beta: Tensor) -> Tensor:
+        """Return the squared median of all pairwise distances, [..., 1]; 1 where it is zero."""
+        n = phi.shape[-2]
+        norm2 = phi.square().sum(-1)
+        first, second = torch.triu_indices(n, n, offset=1, device=phi.device)
+        distance2 = norm2[..., first] + norm2[..., second] - 2 * (phi @ phi.mT)[..., first, second]
+        # The root is increasing, so the median of distances is that of their squares, but for the mean of the
+        # two in the middle of an even number.
+        ordered = distance2.sort(-1).values
+        pairs = ordered.shape[-1]
+        middle = ordered[..., [(pairs - 1) // 2, pairs // 2]]
+        positive = middle > 0
+        median = (middle.where(positive, 1).sqrt() * positive).mean(-1, keepdim=True)
+        return median.where(median > 0, 1).square()

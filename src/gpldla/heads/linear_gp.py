@@ -1,0 +1,209 @@
+"""Gaussian-process classification with a linear kernel on deep features, and a diagonal Laplace posterior.
+
+Kim and Hospedales, "Gaussian Process Meta Few-shot Classifier Learning via Linear Discriminant Laplace
+Approximation", 2021. The numbers of equations are those of that paper, the words in brackets its labels.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from gpldla.errors import UserError, did_you_mean
+from gpldla.heads import predictive
+from gpldla.heads.base import Head, Posterior, check_episode, class_one_hot, unit_length
+
+Predictive = Literal["auto", "mc", "mc-logits", "quadrature", "qmc", "probit"]
+"""How p(y | x, S) is computed from the posterior.
+
+"mc" is the paper's Monte Carlo in weight space, one set of draws for all queries; "mc-logits" the same for
+each query, drawn in logit space; "quadrature" deterministic and within 0.002 of the exact integral; "qmc" and
+"probit" are there to compare. "auto" is "mc-logits" in training and "quadrature" in evaluation.
+"""
+
+
+class LabelledFeatures(NamedTuple):
+    """A support set: φ [..., n, d], membership [..., n, C], counts n_j and log priors log π_j [..., C]."""
+
+    phi: Tensor
+    member: Tensor
+    counts: Tensor
+    log_pi: Tensor
+
+
+class Mode(NamedTuple):
+    """Where the posterior has its maximum, or what stands for it: w* [..., C, d], b* [..., C].
+
+    sigma2 [...]: the class-conditional variance σ²*, where the estimate has one.
+    """
+
+    w: Tensor
+    b: Tensor
+    sigma2: Tensor | None = None
+
+
+class LinearGP(Head):
+    """What GPLDLA and its ablations share: prior, Laplace posterior and predictive; they differ in the mode.
+
+    Model (Eq. 6-7): f_j(x) = w_j·φ(x) + b_j with w_j ~ N(0, β²I), b_j ~ N(0, β_b²), softmax likelihood.
+    Only log β and log β_b are learned here; the network learns φ.
+
+    normalize:  scale features to unit length, the cosine kernel of the paper's experiments
+    n_samples:  Monte Carlo samples M (Eq. 21)
+    priors:     class priors π: None counts the support (Eq. 14), "uniform", or one number a class
+    """
+
+    def __init__(
+        self,
+        feature_dim: int | None = None,
+        *,
+        beta: float = 1.0,
+        beta_b: float = 1.0,
+        normalize: bool = True,
+        predictive: Predictive = "auto",
+        n_samples: int = 10,
+        priors: Literal["uniform"] | Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("beta", beta), ("beta_b", beta_b)):
+            if not (isinstance(value, (int, float)) and 0 < value < math.inf):
+                raise UserError(f"{name} must be a positive number, not {value!r}.")
+        if predictive not in get_args(Predictive):
+            raise UserError(
+                f"There is no predictive {predictive!r}{did_you_mean(str(predictive), get_args(Predictive))}"
+            )
+        if not hasattr(n_samples, "__index__") or n_samples < 1:
+            raise UserError(f"n_samples must be a whole number of at least 1, not {n_samples!r}.")
+        if not (priors is None or _is_uniform(priors) or _are_positive(priors)):
+            raise UserError(f"priors must be 'uniform' or one positive number a class, not {priors!r}.")
+        # Two numbers cost nothing in float64, and float64 features then meet the β that was asked for.
+        self.log_beta = nn.Parameter(torch.tensor(math.log(beta), dtype=torch.float64))
+        self.log_beta_b = nn.Parameter(torch.tensor(math.log(beta_b), dtype=torch.float64))
+        self.normalize = normalize
+        self.predictive: Predictive = predictive
+        self.n_samples = n_samples
+        self.priors = priors
+
+    @abstractmethod
+    def find_mode(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> Mode:
+        """Return the maximum of the posterior (Eq. 9) or a surrogate; 0 for a class without examples."""
+
+    def adapt(
+        self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
+    ) -> "LinearGPPosterior":
+        """Compute the Laplace posterior of W and B around the mode.
+
+        A class without examples gets probability 0 and leaves the others as if it were not there.
+        """
+        check_episode(support, labels, n_way)
+        beta, beta_b = self.log_beta.exp().to(support.dtype), self.log_beta_b.exp().to(support.dtype)
+        phi = unit_length(support) if self.normalize else support  # [..., n, d]
+        member = class_one_hot(labels, n_way, phi.dtype)  # [..., n, C]
+        counts = member.sum(-2)  # n_j, [..., C]
+        labelled = LabelledFeatures(phi, member, counts, self._log_priors(counts))
+        w, b, sigma2 = self.find_mode(labelled, beta, beta_b)
+        b = b.masked_fill(counts == 0, -math.inf)
+
+        p = (phi @ w.mT + b.unsqueeze(-2)).softmax(-1)  # p(y=j | F*(x)), [..., n, C]
+        a = p - p.square()  # a*(x, y, j)
+        V = 1 / (beta**-2 + a.mT @ phi.square())  # Eq. 11 (laplace_2), [..., C, d]
+        v = 1 / (beta_b**-2 + a.sum(-2))  # Eq. 12 (laplace_3), [..., C]
+        return LinearGPPosterior(w, b, V, v, sigma2, self.normalize, self._predictive_now(), self.n_samples)
+
+    def scalars(self) -> dict[str, float]:
+        """Return β and β_b."""
+        return {"beta": self.log_beta.exp().item(), "beta_b": self.log_beta_b.exp().item()}
+
+    def _predictive_now(self) -> Predictive:
+        if self.predictive == "auto":
+            return "mc-logits" if self.training else "quadrature"
+        return self.predictive
+
+    def _log_priors(self, counts: Tensor) -> Tensor:
+        """Return log π_j [..., C]; −inf for a class without examples."""
+        if self.priors is None:
+            weights = counts
+        elif _is_uniform(self.priors):
+            weights = (counts > 0).to(counts.dtype)
+        else:
+            given = torch.as_tensor(self.priors, dtype=counts.dtype, device=counts.device)
+            if given.shape != counts.shape[-1:]:
+                raise UserError(f"priors must be {counts.shape[-1]} positive numbers, one a class.")
+            weights = given * (counts > 0)
+        return weights.log() - weights.sum(-1, keepdim=True).log()
+
+
+def _is_uniform(priors: object) -> bool:
+    return isinstance(priors, str) and priors == "uniform"
+
+
+def _are_positive(priors: object) -> bool:
+    try:
+        numbers = torch.as_tensor(priors, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return bool(((numbers > 0) & numbers.isfinite()).all())
+
+
+@dataclass
+class LinearGPPosterior(Posterior):
+    """p(W, B | S) ≈ Π_j N(w_j; w*_j, V*_j) N(b_j; b*_j, v*_j), with diagonal V*_j.
+
+    weight_mean, weight_var: [..., C, d]; bias_mean, bias_var: [..., C]; sigma2: [...] or None
+    """
+
+    weight_mean: Tensor
+    bias_mean: Tensor
+    weight_var: Tensor
+    bias_var: Tensor
+    sigma2: Tensor | None
+    normalize: bool
+    predictive: Predictive
+    n_samples: int
+    generator: torch.Generator | None = None
+    _draws: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+
+    def logits(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of f_j(x) | S, each [..., q, C].
+
+        f is linear in (W, B), so with a factorised posterior f_j(x) ~ N(w*_j·φ + b*_j, V*_j·φ² + v*_j),
+        independent over j.
+        """
+        phi = self._phi(query)
+        mean = phi @ self.weight_mean.mT + self.bias_mean.unsqueeze(-2)
+        var = phi.square() @ self.weight_var.mT + self.bias_var.unsqueeze(-2)
+        return mean, var
+
+    def log_prob(self, query: Tensor) -> Tensor:
+        """Return log p(y | x, S) [..., q, C] for query features [..., q, d], Eq. 21 (predictive)."""
+        if self.predictive == "mc":
+            weights, biases = self._weight_draws()
+            return predictive.log_mean_softmax(self._phi(query) @ weights.mT + biases.unsqueeze(-2))
+        mean, var = self.logits(query)
+        if self.predictive == "mc-logits":
+            return predictive.monte_carlo(mean, var, self.n_samples, self.generator)
+        if self.predictive == "qmc":
+            return predictive.quasi_monte_carlo(mean, var)
+        if self.predictive == "probit":
+            return predictive.probit(mean, var)
+        return predictive.quadrature(mean, var)
+
+    def _weight_draws(self) -> tuple[Tensor, Tensor]:
+        """Draw W [M, ..., C, d] and B [M, ..., C] once; every later query meets the same draws (Eq. 21)."""
+        if self._draws is None:
+            self._draws = (
+                self.weight_mean + self.weight_var.sqrt() * self._normal(self.weight_mean),
+                self.bias_mean + self.bias_var.sqrt() * self._normal(self.bias_mean),
+            )
+        return self._draws
+
+    def _normal(self, like: Tensor) -> Tensor:
+        shape = (self.n_samples, *like.shape)
+        return torch.randn(shape, dtype=like.dtype, device=like.device, generator=self.generator)
+
+    def _phi(self, features: Tensor) -> Tensor:
+        return unit_length(features) if self.normalize else features

@@ -1,0 +1,47 @@
+"""SimpleShot: a classifier of the base classes, then the nearest class mean of its transformed features."""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from gpldla.errors import UserError
+from gpldla.heads.base import Head, check_episode, needed_dim, register_head, unit_length
+from gpldla.heads.nearest_mean import NearestMeanPosterior, class_means
+
+Transform = Literal["un", "l2n", "cl2n"]
+
+
+@register_head("simpleshot")
+class SimpleShot(Head):
+    """Softmax over −‖φ(x) − μ_j‖² on features of a network that was trained to tell the base classes apart.
+
+    Wang, Chao, Weinberger and van der Maaten, "SimpleShot: Revisiting Nearest-Neighbor Classification for
+    Few-Shot Learning", 2019 (arXiv 1911.04623). Nothing is learned from episodes.
+
+    transform: "un" leaves features as they are, "l2n" scales them to unit length, "cl2n" subtracts the mean
+    feature of the base classes first
+    """
+
+    base_stage = "linear"
+    needs_base_mean = True
+
+    def __init__(self, feature_dim: int | None = None, *, transform: Transform = "cl2n") -> None:
+        super().__init__()
+        if transform not in get_args(Transform):
+            raise UserError(f"transform must be 'un', 'l2n' or 'cl2n', not {transform!r}.")
+        self.transform = transform
+        self.base_mean: Tensor
+        self.register_buffer("base_mean", torch.zeros(needed_dim("simpleshot", feature_dim)))
+
+    def adapt(
+        self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
+    ) -> NearestMeanPosterior:
+        """Average the transformed support features [..., n, d] of each class."""
+        check_episode(support, labels, n_way)
+        return NearestMeanPosterior(*class_means(self._phi(support), labels, n_way), self._phi)
+
+    def _phi(self, features: Tensor) -> Tensor:
+        if self.transform == "cl2n":
+            features = features - self.base_mean
+        return features if self.transform == "un" else unit_length(features)
