@@ -14,7 +14,7 @@ from gpldla.calibration import apply_temperature
 from gpldla.data.transforms import evaluation_images
 from gpldla.errors import UserError
 from gpldla.files import read_json, read_tensors, write_json, write_tensors
-from gpldla.heads import Head, Posterior, create_head
+from gpldla.heads import Head, Posterior, create_head, head_class
 from gpldla.pictures import ImageLike, picture_tensor
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -41,7 +41,7 @@ class FewShotModel(nn.Module):
         self.backbone_name, self.head_name, self.head_options = backbone, head, dict(head_options or {})
         # Channels last: what convolutions are fastest with, on CPUs as on GPUs.
         self.backbone: Backbone = create_backbone(backbone).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.head: Head = create_head(head, feature_dim=self.backbone.feature_dim, **self.head_options)
+        self.head: Head = self._make_head(self.head_options)
         self.temperature = temperature
         self.info = dict(info or {})
 
@@ -63,9 +63,16 @@ class FewShotModel(nn.Module):
         changed = {name: value for name, value in options.items() if value is not None}
         if changed:
             all_options = {**self.head_options, **changed}
-            head = create_head(self.head_name, self.backbone.feature_dim, **all_options)
+            head = self._make_head(all_options)
             head.load_state_dict(self.head.state_dict())
             self.head_options, self.head = all_options, head.to(self.device).train(self.training)
+
+    def _make_head(self, options: dict[str, Any]) -> Head:
+        backbone = self.backbone
+        sees_maps = head_class(self.head_name).consumes == "maps"
+        return create_head(
+            self.head_name, backbone.map_shape if sees_maps else backbone.feature_dim, **options
+        )
 
     def represent(self, images: Tensor) -> Tensor:
         """Turn prepared images [n, c, h, w] to what the head consumes, float32 [n, ...]."""

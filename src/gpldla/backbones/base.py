@@ -44,6 +44,7 @@ class Backbone(nn.Module, ABC):
 
     preprocessing: ClassVar[Preprocessing]
     feature_dim: int
+    map_shape: tuple[int, int, int]  # channels, height and width of the last feature maps
 
     @abstractmethod
     def maps(self, images: Tensor) -> Tensor:

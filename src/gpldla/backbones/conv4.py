@@ -18,17 +18,24 @@ class Conv4(Backbone):
 
     def __init__(self) -> None:
         super().__init__()
-        channels = [self.preprocessing.channels, FILTERS, FILTERS, FILTERS]
-        self.blocks = nn.Sequential(*(_block(c) for c in channels))
-        self.feature_dim = FILTERS * (self.preprocessing.size // 16) ** 2
+        self.blocks = nn.Sequential(*self._make_blocks())
+        side = self._map_side()
+        self.map_shape = (FILTERS, side, side)
+        self.feature_dim = FILTERS * side**2
 
     def maps(self, images: Tensor) -> Tensor:
-        """Return the last feature maps [n, 64, 5, 5] (conv4s: [n, 64, 1, 1])."""
+        """Return the last feature maps, [n, *map_shape]."""
         return self.blocks(images)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the flattened maps, all ≥ 0."""
         return self.maps(images).flatten(1)
+
+    def _make_blocks(self) -> list[nn.Module]:
+        return [_block(self.preprocessing.channels), *(_block(FILTERS) for _ in range(3))]
+
+    def _map_side(self) -> int:
+        return self.preprocessing.size // 16
 
 
 @register_backbone("conv4s")
@@ -38,8 +45,36 @@ class Conv4S(Conv4):
     preprocessing: ClassVar[Preprocessing] = Preprocessing(28, 1, IMAGENET_MEAN[:1], IMAGENET_STD[:1])
 
 
-def _block(channels: int) -> nn.Sequential:
-    convolution = nn.Conv2d(channels, FILTERS, 3, padding=1)
+@register_backbone("conv4np")
+class Conv4NP(Conv4):
+    """Conv-4 for methods that compare feature maps: two of the blocks do not pool; 64 maps of 19×19.
+
+    The network of RelationNet: the first two blocks pool and do not pad, the last two pad and do not pool.
+    """
+
+    def _make_blocks(self) -> list[nn.Module]:
+        return [
+            _block(self.preprocessing.channels, padding=0),
+            _block(FILTERS, padding=0),
+            _block(FILTERS, pool=False),
+            _block(FILTERS, pool=False),
+        ]
+
+    def _map_side(self) -> int:
+        return ((self.preprocessing.size - 2) // 2 - 2) // 2
+
+
+@register_backbone("conv4snp")
+class Conv4SNP(Conv4NP):
+    """The same for characters: one channel, 28 px in, 64 maps of 5×5."""
+
+    preprocessing: ClassVar[Preprocessing] = Conv4S.preprocessing
+
+
+def _block(channels: int, *, padding: int = 1, pool: bool = True) -> nn.Sequential:
+    convolution = nn.Conv2d(channels, FILTERS, 3, padding=padding)
     nn.init.normal_(convolution.weight, std=math.sqrt(2 / (9 * FILTERS)))
-    # The ReLU after the pooling gives the same as before it, on a quarter of the values.
-    return nn.Sequential(convolution, nn.BatchNorm2d(FILTERS), nn.MaxPool2d(2), nn.ReLU(inplace=True))
+    layers = [convolution, nn.BatchNorm2d(FILTERS)]
+    if pool:
+        layers.append(nn.MaxPool2d(2))  # before the ReLU it gives the same as after, which costs four times
+    return nn.Sequential(*layers, nn.ReLU(inplace=True))

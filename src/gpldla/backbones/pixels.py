@@ -15,6 +15,7 @@ class Pixels(Backbone):
 
     def __init__(self) -> None:
         super().__init__()
+        self.map_shape = (self.preprocessing.channels, self.preprocessing.size, self.preprocessing.size)
         self.feature_dim = self.preprocessing.channels * self.preprocessing.size**2
 
     def maps(self, images: Tensor) -> Tensor:

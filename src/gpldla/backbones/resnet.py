@@ -24,6 +24,8 @@ class ResNet(Backbone):
     def __init__(self) -> None:
         super().__init__()
         channels = CHANNELS[0]
+        side = math.ceil(self.preprocessing.size / (8 if self.small_images else 32))
+        self.map_shape = (CHANNELS[-1], side, side)
         self.stem = nn.Sequential(
             _convolution(3, channels, 3 if self.small_images else 7, 1 if self.small_images else 2),
             nn.BatchNorm2d(channels),

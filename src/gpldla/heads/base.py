@@ -2,13 +2,15 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from gpldla.errors import UserError, did_you_mean
 from gpldla.registry import Registry
+
+Size = TypeVar("Size")
 
 
 class Posterior(ABC):
@@ -80,16 +82,22 @@ def list_heads() -> list[str]:
     return sorted(_HEADS)
 
 
+def head_class(name: str) -> type[Head]:
+    """Return the class of a head, which says what it consumes."""
+    return _HEADS.find(name)
+
+
 def head_options(name: str) -> dict[str, Any]:
     """Return the options of a head with their defaults."""
-    parameters = list(inspect.signature(_HEADS.find(name).__init__).parameters.values())[1:]
+    parameters = list(inspect.signature(head_class(name).__init__).parameters.values())[1:]
     return {p.name: p.default for p in parameters if p.name != "feature_dim"}
 
 
-def create_head(name: str, feature_dim: int | None = None, **options: Any) -> Head:
+def create_head(name: str, feature_dim: int | tuple[int, int, int] | None = None, **options: Any) -> Head:
     """Make a head by name.
 
-    feature_dim is the number of features; only heads with parameters of that size need it.
+    feature_dim is the number of features; only heads with parameters of that size need it. A head that
+    consumes maps takes their shape (channels, height, width), or a number d for plain features, [d, 1, 1].
     """
     known = head_options(name)
     for option in options:
@@ -98,7 +106,7 @@ def create_head(name: str, feature_dim: int | None = None, **options: Any) -> He
     return _HEADS[name](feature_dim, **options)
 
 
-def needed_dim(name: str, feature_dim: int | None) -> int:
+def needed_dim(name: str, feature_dim: Size | None) -> Size:
     """Return feature_dim for a head that has parameters of that size."""
     if feature_dim is None:
         raise UserError(f"Head {name!r} has parameters as long as the features; give feature_dim.")

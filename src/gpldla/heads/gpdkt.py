@@ -112,7 +112,7 @@ class GPDKT(Head):
 
 
 class _BatchNorm(nn.Module):
-    """Standardise each of d features: by the images of an episode in training, later by running statistics."""
+    """Standardise each of d features: by an episode in training, later by running statistics."""
 
     def __init__(self, d: int) -> None:
         super().__init__()

@@ -78,7 +78,7 @@ class MetaQDA(Head):
             U=U,
             chol=chol,
             counts=counts,
-            mean_through_U=(U @ mean.unsqueeze(-1)).squeeze(-1),
+            projected_mean=(U @ mean.unsqueeze(-1)).squeeze(-1),
             phi_mean=self._unwhitened(mean) if self.mix_identity else None,
         )
 
@@ -87,8 +87,6 @@ class MetaQDA(Head):
 
         Terms that are the same for all classes are left out. In float64: large terms nearly cancel.
         """
-        if self.mix_identity:
-            return torch.zeros_like(counts)
         d, n = len(self.m), counts.double()
         kappa, nu = self.log_kappa.double().exp(), self.nu()
         if self.estimate == "map":
@@ -164,7 +162,7 @@ class MetaQDAPosterior(Posterior):
     """The updated prior of each class, whitened by L.
 
     mean [..., C, d], less m; U [..., C, N, d] with S_j = I + UᵀU; chol [..., C, N, N], the factor of I + UUᵀ;
-    counts [..., C]; mean_through_U = U·mean [..., C, N]; phi_mean [..., C, d], the mean before whitening.
+    counts [..., C]; projected_mean = U·mean [..., C, N]; phi_mean [..., C, d], the mean before whitening.
     """
 
     head: MetaQDA
@@ -172,7 +170,7 @@ class MetaQDAPosterior(Posterior):
     U: Tensor
     chol: Tensor
     counts: Tensor
-    mean_through_U: Tensor
+    projected_mean: Tensor
     phi_mean: Tensor | None
 
     def log_prob(self, query: Tensor) -> Tensor:
@@ -202,7 +200,7 @@ class MetaQDAPosterior(Posterior):
         """Return δᵀS⁻¹δ = ‖δ‖² − ‖chol⁻¹Uδ‖² for δ = x − mean, all whitened (Woodbury), [..., q, C]."""
         *batch, C, N, d = self.U.shape
         through_U = (white @ self.U.reshape(*batch, C * N, d).mT).unflatten(-1, (C, N))  # [..., q, C, N]
-        difference = through_U.movedim(-3, -1) - self.mean_through_U.unsqueeze(-1)  # [..., C, N, q]
+        difference = through_U.movedim(-3, -1) - self.projected_mean.unsqueeze(-1)  # [..., C, N, q]
         explained = torch.linalg.solve_triangular(self.chol, difference, upper=False).square().sum(-2)
         return (_pairwise_distance2(white, self.mean) - explained.mT).clamp_min(0)
 

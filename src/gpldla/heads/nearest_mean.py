@@ -9,7 +9,7 @@ from gpldla.heads.base import Posterior, class_one_hot
 
 
 def class_means(phi: Tensor, labels: Tensor, n_way: int) -> tuple[Tensor, Tensor]:
-    """Average the features [..., n, d] of each class: means [..., C, d], and which classes have any [..., C]."""
+    """Average the features [..., n, d] by class: means [..., C, d], and which classes have any [..., C]."""
     member = class_one_hot(labels, n_way, phi.dtype)
     counts = member.sum(-2)
     return member.mT @ phi / counts.clamp_min(1).unsqueeze(-1), counts > 0

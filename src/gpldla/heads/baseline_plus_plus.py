@@ -1,0 +1,82 @@
+"""Baseline++: a cosine classifier of the base classes, then a new cosine layer fitted to the support."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from gpldla.errors import UserError
+from gpldla.heads.base import Head, check_episode, class_one_hot, register_head, unit_length
+from gpldla.heads.fine_tuning import Descent, softmax_residual
+from gpldla.heads.linear import LinearPosterior
+
+START_LENGTH = math.sqrt(1 / 3)  # of a row of torch.nn.Linear, whatever its dimension
+
+
+@register_head("baseline++")
+class BaselinePlusPlus(Head):
+    """Softmax of scale·g_j·cos(v_j, φ(x)), with a direction v_j and a norm g_j a class.
+
+    Chen et al., "A Closer Look at Few-shot Classification", 2019 (arXiv 1904.04232). The network is trained
+    on the base classes with such a layer and stays as it is; nothing is learned from episodes. See `Descent`
+    for the options.
+
+    The published fit starts from random directions. In many dimensions a random direction is orthogonal to
+    every example: it acts by its length alone, which decides how soon v_j turns to the examples. So v_j
+    starts as a vector of that length orthogonal to everything, and the answer does not depend on chance.
+    """
+
+    base_stage = "cosine"
+
+    def __init__(
+        self,
+        feature_dim: int | None = None,
+        *,
+        scale: float = 2.0,
+        epochs: int = 100,
+        batch_size: int = 4,
+        learning_rate: float = 0.01,
+    ) -> None:
+        super().__init__()
+        if not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
+            raise UserError(f"scale must be a positive number, not {scale!r}.")
+        self.scale = scale
+        self.descent = Descent(epochs, batch_size, learning_rate)
+
+    def adapt(
+        self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
+    ) -> LinearPosterior:
+        """Fit directions and norms to features [..., n, d].
+
+        v_j = Σ_i A_ij φ_i + r_j e_j throughout, with e_j the start's direction; A is [..., n, C].
+        """
+        check_episode(support, labels, n_way)
+        member = class_one_hot(labels, n_way, support.dtype)
+        phi = unit_length(support.detach())
+        products = phi @ phi.mT
+
+        def gradient(parameters: list[Tensor]) -> list[Tensor]:
+            A, r, g = parameters
+            along = products @ A  # φ_i·v_j, [..., n, C]
+            length = _length(A, along, r)
+            residual = softmax_residual(self.scale * g * along / length, member)
+            slope = (residual * along).sum(-2, keepdim=True)  # [..., 1, C]
+            turn = self.scale * g / length
+            # The derivative of v/‖v‖ leaves out what lies along v.
+            return [
+                turn * (residual - A * slope / length.square()),
+                -turn * r * slope / length.square(),
+                self.scale * slope / length,
+            ]
+
+        constant = torch.full_like(member[..., :1, :], START_LENGTH)
+        A, r, g = self.descent.minimise(
+            [torch.zeros_like(member), constant, constant.clone()], gradient, labels.shape[-1]
+        )
+        weights = self.scale * g / _length(A, products @ A, r) * A
+        return LinearPosterior(weights.mT @ phi, torch.zeros_like(g.squeeze(-2)), member.any(-2), unit_length)
+
+
+def _length(A: Tensor, along: Tensor, r: Tensor) -> Tensor:
+    """Return ‖v_j‖ [..., 1, C]."""
+    return ((A * along).sum(-2, keepdim=True) + r.square()).sqrt()

@@ -1,0 +1,139 @@
+"""MAML: a network that a few gradient steps on the support set adapt to a task."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
+from gpldla.errors import UserError
+from gpldla.heads.base import Head, Posterior, check_episode, needed_dim, register_head
+
+Weights = dict[str, Tensor]
+NETWORK = "network."  # before the names of the network's own parameters
+
+
+@register_head("maml")
+class MAML(Head):
+    """Gradient descent on the support set, from an initialisation that episodes have learned.
+
+    Finn, Abbeel and Levine, "Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks", 2017
+    (arXiv 1703.03400). Network and last layer are adapted together; without a network, on plain features,
+    the last layer alone. BatchNorm always uses the statistics of the images at hand, support or query.
+
+    steps, learning_rate: of the inner descent
+    first_order: leave out the derivative of the steps themselves
+    ways:        0: all classes start from one learned row, so any number of them works, and their order
+                 does not matter. A number: a row each, as in the paper, and tasks have that many classes.
+    """
+
+    consumes = "backbone"
+
+    def __init__(
+        self,
+        feature_dim: int | None = None,
+        *,
+        steps: int = 5,
+        learning_rate: float = 0.01,
+        first_order: bool = False,
+        ways: int = 0,
+    ) -> None:
+        super().__init__()
+        if not hasattr(steps, "__index__") or steps < 1:
+            raise UserError(f"steps must be a whole number of at least 1, not {steps!r}.")
+        if not (isinstance(learning_rate, (int, float)) and 0 < learning_rate < math.inf):
+            raise UserError(f"learning_rate must be a positive number, not {learning_rate!r}.")
+        if not hasattr(ways, "__index__") or ways < 0 or ways == 1:
+            raise UserError(f"ways must be 0 or a whole number of at least 2, not {ways!r}.")
+        self.steps, self.learning_rate, self.first_order, self.ways = steps, learning_rate, first_order, ways
+        d = needed_dim("maml", feature_dim)
+        self.rows = nn.Parameter(torch.zeros(max(ways, 1), d))
+        self.biases = nn.Parameter(torch.zeros(max(ways, 1)))
+        if ways:
+            nn.init.uniform_(self.rows, -1 / math.sqrt(d), 1 / math.sqrt(d))
+
+    def adapt(
+        self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
+    ) -> "MAMLPosterior":
+        """Take the inner steps on images [..., n, c, h, w] with a network, or on features [..., n, d]."""
+        check_episode(support, labels, n_way)
+        if self.ways and n_way != self.ways:
+            raise UserError(
+                f"This MAML has a last layer for {self.ways} classes; train one with head_ways = {n_way},"
+                " or with head_ways = 0 for any number."
+            )
+        present = (labels.unsqueeze(-1) == torch.arange(n_way, device=labels.device)).any(-2)
+        start = self._start(n_way, support.dtype, backbone)
+
+        def support_loss(weights: Weights, x: Tensor, y: Tensor, possible: Tensor) -> Tensor:
+            scores = _scores(backbone, weights, x).masked_fill(~possible, -math.inf)
+            return nn.functional.cross_entropy(scores, y)
+
+        def descend(x: Tensor, y: Tensor, possible: Tensor) -> Weights:
+            weights = start
+            for _ in range(self.steps):
+                with torch.set_grad_enabled(torch.is_grad_enabled() and not self.first_order):
+                    slopes = grad(support_loss)(weights, x, y, possible)
+                weights = {name: w - self.learning_rate * slopes[name] for name, w in weights.items()}
+            return weights
+
+        batch = labels.shape[:-1]
+        tasks = [t.reshape(-1, *t.shape[len(batch) :]) for t in (support, labels, present)]
+        with batch_statistics(backbone):
+            return MAMLPosterior(_over_tasks(descend, backbone, support)(*tasks), present, backbone)
+
+    def _start(self, n_way: int, dtype: torch.dtype, backbone: nn.Module | None) -> Weights:
+        network = {} if backbone is None else {NETWORK + n: p for n, p in backbone.named_parameters()}
+        rows, biases = self.rows.to(dtype), self.biases.to(dtype)
+        return network | {"rows": rows.expand(n_way, -1), "biases": biases.expand(n_way)}
+
+
+def _scores(backbone: nn.Module | None, weights: Weights, x: Tensor) -> Tensor:
+    """Return the scores of one task's examples, [n, ...] → [n, C]."""
+    if backbone is not None:
+        own = {n.removeprefix(NETWORK): w for n, w in weights.items() if n.startswith(NETWORK)}
+        x = functional_call(backbone, own, (x,)).to(weights["rows"].dtype)
+    return x @ weights["rows"].mT + weights["biases"]
+
+
+def _over_tasks(function: Callable, backbone: nn.Module | None, examples: Tensor) -> Callable:
+    """Run a function of one task on a batch of them; a CPU takes whole networks one at a time, faster."""
+    one_at_a_time = backbone is not None and examples.device.type == "cpu"
+    return torch.vmap(function, chunk_size=1 if one_at_a_time else None)
+
+
+@contextmanager
+def batch_statistics(backbone: nn.Module | None) -> Iterator[None]:
+    """Let every BatchNorm use the statistics of what it is given, and remember nothing of them."""
+    layers = [m for m in backbone.modules() if isinstance(m, BatchNorm)] if backbone is not None else []
+    before = [(layer.training, layer.track_running_stats) for layer in layers]
+    for layer in layers:
+        layer.training, layer.track_running_stats = True, False
+    try:
+        yield
+    finally:
+        for layer, (training, tracking) in zip(layers, before):
+            layer.training, layer.track_running_stats = training, tracking
+
+
+@dataclass
+class MAMLPosterior(Posterior):
+    """The adapted weights of each task, one task after the other [tasks, ...]; present [..., C]."""
+
+    weights: Weights
+    present: Tensor
+    backbone: nn.Module | None
+
+    def log_prob(self, query: Tensor) -> Tensor:
+        """Return log p(y | x, S) of images [..., q, c, h, w] or features [..., q, d] as [..., q, C]."""
+        batch = self.present.shape[:-1]
+        tasks = query.reshape(-1, *query.shape[len(batch) :])
+        with batch_statistics(self.backbone):
+            forward = _over_tasks(lambda w, x: _scores(self.backbone, w, x), self.backbone, query)
+            scores = forward(self.weights, tasks)
+        scores = scores.view(*batch, *scores.shape[1:])
+        return scores.masked_fill(~self.present.unsqueeze(-2), -math.inf).log_softmax(-1)
