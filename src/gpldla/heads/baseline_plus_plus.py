@@ -35,13 +35,13 @@ class BaselinePlusPlus(Head):
         scale: float = 2.0,
         epochs: int = 100,
         batch_size: int = 4,
-        learning_rate: float = 0.01,
+        step_size: float = 0.01,
     ) -> None:
         super().__init__()
         if not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
             raise UserError(f"scale must be a positive number, not {scale!r}.")
         self.scale = scale
-        self.descent = Descent(epochs, batch_size, learning_rate)
+        self.descent = Descent(epochs, batch_size, step_size)
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None

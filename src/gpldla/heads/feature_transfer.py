@@ -24,10 +24,10 @@ class FeatureTransfer(Head):
         *,
         epochs: int = 100,
         batch_size: int = 4,
-        learning_rate: float = 0.01,
+        step_size: float = 0.01,
     ) -> None:
         super().__init__()
-        self.descent = Descent(epochs, batch_size, learning_rate)
+        self.descent = Descent(epochs, batch_size, step_size)
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None

@@ -21,7 +21,7 @@ class Descent:
 
     epochs: int = 100
     batch_size: int = 4
-    learning_rate: float = 0.01
+    step_size: float = 0.01
     momentum: float = 0.9
     dampening: float = 0.9
     weight_decay: float = 0.001
@@ -30,8 +30,8 @@ class Descent:
         for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
             if not hasattr(value, "__index__") or value < 1:
                 raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")
-        if not (isinstance(self.learning_rate, (int, float)) and 0 < self.learning_rate < math.inf):
-            raise UserError(f"learning_rate must be a positive number, not {self.learning_rate!r}.")
+        if not (isinstance(self.step_size, (int, float)) and 0 < self.step_size < math.inf):
+            raise UserError(f"step_size must be a positive number, not {self.step_size!r}.")
 
     @torch.no_grad()
     def minimise(
@@ -46,7 +46,7 @@ class Descent:
                 if velocity is None
                 else [self.momentum * v + (1 - self.dampening) * s for v, s in zip(velocity, slopes)]
             )
-            parameters = [p - self.learning_rate * v for p, v in zip(parameters, velocity)]
+            parameters = [p - self.step_size * v for p, v in zip(parameters, velocity)]
         return parameters
 
     def _steps(self, n_examples: int) -> Iterator[int]:

@@ -25,7 +25,7 @@ class MAML(Head):
     (arXiv 1703.03400). Network and last layer are adapted together; without a network, on plain features,
     the last layer alone. BatchNorm always uses the statistics of the images at hand, support or query.
 
-    steps, learning_rate: of the inner descent
+    steps, step_size: of the inner descent
     first_order: leave out the derivative of the steps themselves
     ways:        0: all classes start from one learned row, so any number of them works, and their order
                  does not matter. A number: a row each, as in the paper, and tasks have that many classes.
@@ -38,18 +38,18 @@ class MAML(Head):
         feature_dim: int | None = None,
         *,
         steps: int = 5,
-        learning_rate: float = 0.01,
+        step_size: float = 0.01,
         first_order: bool = False,
         ways: int = 0,
     ) -> None:
         super().__init__()
         if not hasattr(steps, "__index__") or steps < 1:
             raise UserError(f"steps must be a whole number of at least 1, not {steps!r}.")
-        if not (isinstance(learning_rate, (int, float)) and 0 < learning_rate < math.inf):
-            raise UserError(f"learning_rate must be a positive number, not {learning_rate!r}.")
+        if not (isinstance(step_size, (int, float)) and 0 < step_size < math.inf):
+            raise UserError(f"step_size must be a positive number, not {step_size!r}.")
         if not hasattr(ways, "__index__") or ways < 0 or ways == 1:
             raise UserError(f"ways must be 0 or a whole number of at least 2, not {ways!r}.")
-        self.steps, self.learning_rate, self.first_order, self.ways = steps, learning_rate, first_order, ways
+        self.steps, self.step_size, self.first_order, self.ways = steps, step_size, first_order, ways
         d = needed_dim("maml", feature_dim)
         self.rows = nn.Parameter(torch.zeros(max(ways, 1), d))
         self.biases = nn.Parameter(torch.zeros(max(ways, 1)))
@@ -78,7 +78,7 @@ class MAML(Head):
             for _ in range(self.steps):
                 with torch.set_grad_enabled(torch.is_grad_enabled() and not self.first_order):
                     slopes = grad(support_loss)(weights, x, y, possible)
-                weights = {name: w - self.learning_rate * slopes[name] for name, w in weights.items()}
+                weights = {name: w - self.step_size * slopes[name] for name, w in weights.items()}
             return weights
 
         batch = labels.shape[:-1]
