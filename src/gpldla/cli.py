@@ -103,6 +103,9 @@ def train(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the model; an unfinished run goes on.")
     ],
+    method: Annotated[
+        str | None, typer.Option(help="Train this method instead of the recipe's own; see docs/methods.")
+    ] = None,
     episodes: Annotated[int | None, typer.Option(help="Override the recipe's number of episodes.")] = None,
     seed: Annotated[int | None, typer.Option(help="Override the recipe's seed.")] = None,
     settings: Annotated[
@@ -116,6 +119,8 @@ def train(
     """Meta-train a model by a recipe; the same command goes on after an interruption.
 
     Example: gpldla train glyphs -o runs/glyphs --set shots=5 --episodes 1000
+
+    Another method on the same data: gpldla train glyphs --method protonet -o runs/protonet
     """
     from gpldla.recipe import parse_override, read_recipe
     from gpldla.training import train as run_training
@@ -123,7 +128,7 @@ def train(
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or [])
     overrides |= {k: v for k, v in (("episodes", episodes), ("seed", seed)) if v is not None}
     result = run_training(
-        read_recipe(recipe, overrides),
+        read_recipe(recipe, overrides, method=method),
         output,
         accelerator=_torch_device(device),
         places=_places(data_root, cache),

@@ -1,8 +1,9 @@
 """Accuracy and calibration on unseen classes: features once, then thousands of episodes in batches."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from gpldla.model import FewShotModel
 IMAGES_AT_ONCE = {"cpu": 128, "cuda": 2_048}
 INPUT_PIXELS_AT_ONCE = {"cpu": 128 * 84**2, "cuda": 2_048 * 84**2}  # fewer images where they are larger
 PROBABILITIES_AT_ONCE = {"cpu": 20_000, "cuda": 5_000_000}
+MAP_VALUES_AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 28}
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,10 @@ class PartEvaluator:
         support_rows, query_rows = (self._row[numbers] for numbers in (drawn.support, drawn.query))
         labels = drawn.labels.to(device)
         at_once = max(1, _limit(PROBABILITIES_AT_ONCE, device) // (task.queries * task.ways**2))
+        if represented.ndim > 2:  # maps or images, which a head may compare pair by pair
+            pairs = task.ways * (task.shots + task.queries) * task.ways
+            an_episode = pairs * represented[0].numel()
+            at_once = max(1, min(at_once, _limit(MAP_VALUES_AT_ONCE, device) // an_episode))
         answers = []
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             torch.manual_seed(seed)
@@ -87,23 +93,35 @@ class PartEvaluator:
                 answers.append(posterior.log_prob(represented[query.to(device)]).cpu())
         return Predictions(torch.cat(answers), drawn.query_labels.cpu())
 
-    def _images_at_once(self) -> int:
-        device, size = self.model.device, self.model.preprocessing.size
-        return max(1, min(_limit(IMAGES_AT_ONCE, device), _limit(INPUT_PIXELS_AT_ONCE, device) // size**2))
-
     def _represent(self, numbers: Tensor) -> Tensor:
-        """Return what is represented so far, with the images of these numbers among it.
-
-        Images are read a chunk at a time: the store may be larger than memory.
-        """
+        """Return what is represented so far, with the images of these numbers among it."""
         new = numbers[self._row[numbers] < 0]
         known = [] if self._represented is None else [self._represented]
-        for chunk in new.split(self._images_at_once()):
-            stored = torch.from_numpy(self.part.read(chunk.numpy())).to(self.model.device)
-            known.append(self.model.represent(evaluation_images(stored, self.model.preprocessing)))
+        known += [self.model.represent(images) for images in _image_chunks(self.model, self.part, new)]
         self._represented = torch.cat(known)
         self._row[new] = torch.arange(len(self._represented) - len(new), len(self._represented))
         return self._represented
+
+
+@torch.no_grad()
+def mean_feature(model: FewShotModel, part: Part) -> Tensor:
+    """Return the mean feature of all images of a part, [d]."""
+    model.eval()
+    everything = torch.arange(len(part.indices))
+    total = sum(
+        model.backbone(images.contiguous(memory_format=torch.channels_last)).double().sum(0)
+        for images in _image_chunks(model, part, everything)
+    )
+    return cast(Tensor, total) / len(everything)
+
+
+def _image_chunks(model: FewShotModel, part: Part, numbers: Tensor) -> Iterator[Tensor]:
+    """Yield images as the network wants them, a chunk at a time: the store may be larger than memory."""
+    device, size = model.device, model.preprocessing.size
+    at_once = max(1, min(_limit(IMAGES_AT_ONCE, device), _limit(INPUT_PIXELS_AT_ONCE, device) // size**2))
+    for chunk in numbers.split(at_once):
+        stored = torch.from_numpy(part.read(chunk.numpy())).to(device)
+        yield evaluation_images(stored, model.preprocessing)
 
 
 def _limit(limits: dict[str, int], device: torch.device) -> int:

@@ -66,11 +66,13 @@ SILENT = Reporter()
 
 
 class TrainingProgress:
-    """Shows episodes done, episodes a second, the latest numbers and the time left."""
+    """Shows what is done, how much a second, the latest numbers and the time left."""
 
-    def __init__(self, total: int, done: int, console: Console, *, enabled: bool = True) -> None:
+    def __init__(
+        self, total: int, done: int, console: Console, *, unit: str = "episodes", enabled: bool = True
+    ) -> None:
         self._total, self._first, self._started = total, done, time.monotonic()
-        self._console, self._enabled = console, enabled
+        self._console, self._unit, self._enabled = console, unit, enabled
         self._last_line = self._started
         self._bar: Progress | None = None
         if enabled and console.is_terminal:
@@ -103,7 +105,7 @@ class TrainingProgress:
             return
         now = time.monotonic()
         rate = (done - self._first) / max(now - self._started, 1e-9)
-        rate_text = f"{rate:.1f} episodes/s" if self._console.width >= 100 else f"{rate:.1f}/s"
+        rate_text = f"{rate:.1f} {self._unit}/s" if self._console.width >= 100 else f"{rate:.1f}/s"
         text = " ".join(f"{SHORT_NAMES.get(name, name)} {value:.3g}" for name, value in numbers.items())
         if self._bar:
             self._bar.update(self._task, completed=done, rate=rate_text, numbers=text)

@@ -10,9 +10,11 @@ from typing import Any, get_type_hints
 from gpldla.data.training_images import TRAINING_TRANSFORMS
 from gpldla.errors import UserError, did_you_mean
 from gpldla.heads import head_options
+from gpldla.methods import find_method
 
 SHIPPED = Path(__file__).parent / "recipes"
 HEAD_OPTION = "head_"  # a key with this prefix goes to the head: head_n_samples = 10
+BASE_CLASSIFIERS = ("auto", "none", "linear", "cosine")
 SCHEDULES = ("constant", "cosine", "step")
 PRECISIONS = ("32-true", "bf16-mixed")  # 16-mixed scales its loss by a state that checkpoints do not have
 
@@ -50,15 +52,34 @@ class Recipe:
     validation_shots: int = 0  # 0: as in training
     validation_queries: int = 15
     temperature_episodes: int = 600
-    # Reporting
+    # The base stage of methods that have one: a classifier of the base classes trains the network first.
+    base_classifier: str = "auto"  # "auto": what the head asks for; "linear", "cosine" or "none"
+    base_epochs: int = 90
+    base_batch: int = 256
+    base_optimizer: str = "sgd"  # with momentum 0.9, or "adam"
+    base_learning_rate: float = 0.1
+    base_weight_decay: float = 0.0001
+    base_schedule: str = "step"  # a tenth after 1/2 and after 3/4 of the batches; or "constant", "cosine"
+    base_validate_every: int = 10  # epochs; 0 looks at the validation classes once, at the end
+    # Reporting, in episodes, or batches of the base stage
     log_every: int = 20
     checkpoint_every: int = 1_000
     head_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("episodes", "episodes_per_update", "log_every", "checkpoint_every", "decay_every"):
+        for name in (
+            "episodes",
+            "episodes_per_update",
+            "log_every",
+            "checkpoint_every",
+            "decay_every",
+            "base_epochs",
+        ):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("learning_rate", "head_learning_rate", "decay_factor"):
+        _require(self.base_batch >= 2, "base_batch", self.base_batch, "at least 2")
+        for name in ("base_validate_every", "base_weight_decay"):
+            _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "0 or more")
+        for name in ("learning_rate", "head_learning_rate", "decay_factor", "base_learning_rate"):
             _require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "positive")
         _require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a number of 64 bits")
         for name in ("validation_episodes", "temperature_episodes"):
@@ -70,6 +91,9 @@ class Recipe:
             ("schedule", SCHEDULES),
             ("augment", tuple(TRAINING_TRANSFORMS)),
             ("precision", PRECISIONS),
+            ("base_classifier", BASE_CLASSIFIERS),
+            ("base_optimizer", ("sgd", "adam")),
+            ("base_schedule", SCHEDULES),
         ):
             _require(getattr(self, name) in words, name, getattr(self, name), f"one of {', '.join(words)}")
         known = head_options(self.head)
@@ -128,8 +152,13 @@ def _converted(key: str, value: Any, kind: type) -> Any:
     return value
 
 
-def read_recipe(name_or_path: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """Read a shipped recipe by name or a TOML file by path; `overrides` win."""
+def read_recipe(
+    name_or_path: str | Path, overrides: Mapping[str, Any] | None = None, *, method: str | None = None
+) -> Recipe:
+    """Read a shipped recipe by name or a TOML file by path.
+
+    The settings of a `method` win over those of the recipe, and `overrides` over both.
+    """
     path = Path(name_or_path)
     if path.suffix != ".toml" and not path.is_file():
         shipped = list_recipes()
@@ -144,6 +173,8 @@ def read_recipe(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
         raise UserError(f"There is no recipe file {path}.") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not readable TOML ({error}).") from None
+    if method is not None:
+        settings = find_method(method).put_on(settings)
     return make_recipe({**settings, **(overrides or {})})
 
 

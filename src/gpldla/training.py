@@ -1,12 +1,13 @@
-"""Meta-training: episodes of the base classes, one after the other, with checkpoints and resume."""
+"""Training a model by a recipe: stage after stage, with validation, checkpoints and resume."""
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -20,20 +21,16 @@ from gpldla.backbones import backbone_preprocessing
 from gpldla.calibration import fit_temperature
 from gpldla.checkpoint import TrainingState
 from gpldla.data import Access, Places, Protocol, load_protocol
-from gpldla.data.part_images import PartImages
-from gpldla.data.training_images import TRAINING_TRANSFORMS
-from gpldla.episodes import Episodes
 from gpldla.errors import UserError
-from gpldla.evaluation import PartEvaluator, Task, measure
+from gpldla.evaluation import PartEvaluator, Task, mean_feature, measure
 from gpldla.files import check_writable, write_atomically
 from gpldla.model import FewShotModel
 from gpldla.process import stop_signals
 from gpldla.progress import Reporter, TrainingProgress, say
 from gpldla.recipe import Recipe
+from gpldla.stages import BaseStage, EpisodeStage, Material, Stage, Window
 
 METRICS = "metrics.jsonl"
-EPISODES_DRAWN_AT_ONCE = 256
-ACCURACY_EVERY = 5  # episodes, at most, between looks at the training accuracy: a second pass of the head
 
 
 @dataclass(frozen=True)
@@ -78,11 +75,10 @@ def train(
     run = _Run(recipe, folder, protocol, fabric)
     if started is not None:
         run.restore(started)
-        if show_progress and run.done < recipe.episodes:
-            say(console, f"Going on in {folder} after {run.done} episodes.")
-    with TrainingProgress(recipe.episodes, run.done, console, enabled=show_progress) as progress:
-        finished = run.go(progress)
-    return TrainingResult(run.kept_model(), run.done, finished)
+        if show_progress and not run.is_done:
+            say(console, f"Going on in {folder} after {run.stage.done} {run.stage.unit}.")
+    finished = run.go(console, show_progress)
+    return TrainingResult(run.kept_model(), run.episodes, finished)
 
 
 def _check_same_recipe(before: dict[str, Any], recipe: Recipe, folder: Path) -> None:
@@ -100,137 +96,114 @@ def _check_same_recipe(before: dict[str, Any], recipe: Recipe, folder: Path) -> 
 
 
 class _Run:
-    """One training run: what changes from step to step, and how to save it."""
+    """One training run: its stages, what changes from step to step, and how to save it."""
 
     def __init__(self, recipe: Recipe, folder: Path, protocol: Protocol, fabric: Fabric) -> None:
         self.recipe, self.folder, self.fabric = recipe, folder, fabric
         self.validation_part = protocol.part("validation")
-        base = protocol.part("base")
-        task = Task(recipe.ways, recipe.shots, recipe.queries, recipe.separate_groups)
-        self.sampler = task.sampler(base, seed=recipe.seed, split="base")
         # What validation cannot do is said now, not after the training.
         self._validation_task().sampler(self.validation_part, seed=recipe.seed, split="validation")
         torch.manual_seed(recipe.seed)
         self.model = FewShotModel(recipe.backbone, recipe.head, head_options=recipe.head_options)
-        if self.model.head.base_stage is not None:
-            raise UserError(
-                f"Head {recipe.head!r} wants a base classifier first; this version trains by episodes only."
-            )
         if not list(self.model.parameters()):
             raise UserError(f"Backbone {recipe.backbone!r} with head {recipe.head!r} has nothing to learn.")
-        optimizer = torch.optim.Adam(
-            [
-                {"params": list(self.model.backbone.parameters()), "lr": recipe.learning_rate},
-                {"params": list(self.model.head.parameters()), "lr": recipe.head_learning_rate},
-            ]
-        )
-        self.base_rates = [group["lr"] for group in optimizer.param_groups]
-        self.wrapped, self.optimizer = fabric.setup(self.model, optimizer)
-        self.averaged = (
-            AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(recipe.ema), use_buffers=True)
-            if recipe.ema
-            else None
-        )
-        self.images = PartImages(base, fabric.device)
-        self.transform = TRAINING_TRANSFORMS[recipe.augment]
-        self.done = 0
+        self.model.to(fabric.device)
+        self.material = Material(recipe, self.model, protocol.part("base"), fabric)
+        self.stages = _stages(recipe, self.model)
+        self.stage_number = 0
+        self.stage = self.stages[0](self.material)
+        self.averaged = self._new_average()
         self.best_accuracy = -1.0
         self.best_weights: dict[str, Tensor] = {}
         self.temperature = 1.0
         self.seconds = 0.0  # spent training, over all parts of an interrupted run
-        self.window = _Window()
 
     # ---- the loop
 
-    def go(self, progress: TrainingProgress) -> bool:
+    def go(self, console: Console, show_progress: bool) -> bool:
         """Run to the end or to the first stop signal; return whether the end was reached."""
-        recipe = self.recipe
-        if self.done >= recipe.episodes:
+        with stop_signals() as stopped:
+            while True:
+                stage = self.stage
+                with TrainingProgress(
+                    stage.total, stage.done, console, unit=stage.unit, enabled=show_progress
+                ) as progress:
+                    if not self._run_stage(progress, stopped):
+                        return False
+                if self._is_last_stage:
+                    return True
+                self._begin_stage(self.stage_number + 1)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self._is_last_stage and self.stage.done >= self.stage.total
+
+    @property
+    def episodes(self) -> int:
+        """How many episodes are done."""
+        return self.stage.done if isinstance(self.stage, EpisodeStage) else 0
+
+    @property
+    def _is_last_stage(self) -> bool:
+        return self.stage_number == len(self.stages) - 1
+
+    def _begin_stage(self, number: int) -> None:
+        """Go on to a stage, from the best weights of the one before."""
+        self.stage_number = number
+        self.model.load_state_dict(self.best_weights)
+        self.stage = self.stages[number](self.material)
+        self.averaged = self._new_average()
+
+    def _run_stage(self, progress: TrainingProgress, stopped: Callable[[], bool]) -> bool:
+        stage, recipe = self.stage, self.recipe
+        if stage.done >= stage.total:
             self._write_model()  # a kill may have come between the last checkpoint and the model
             return True
-        self._forget_metrics_after(self.done)
+        self._forget_metrics_after(stage)
         started = time.monotonic() - self.seconds
-        writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.done)
-        with stop_signals() as stopped, writer, (self.folder / METRICS).open("a", encoding="utf-8") as lines:
+        board = self.folder / "tensorboard" / ("" if stage.step_name == "episode" else stage.step_name)
+        writer = SummaryWriter(str(board), purge_step=stage.done)
+        with writer, (self.folder / METRICS).open("a", encoding="utf-8") as lines:
 
             def record(numbers: dict[str, float]) -> None:
-                lines.write(json.dumps({"episode": self.done, **numbers}) + "\n")
+                lines.write(json.dumps({stage.step_name: stage.done, **numbers}) + "\n")
                 lines.flush()
                 for name, value in numbers.items():
-                    writer.add_scalar(name, value, self.done)
+                    writer.add_scalar(name, value, stage.done)
 
-            for episodes in self._updates():
-                before = self.done
-                self._update(episodes)
-                last = self.done >= recipe.episodes
-                if last or _passed(before, self.done, recipe.log_every):
-                    numbers = self.window.means() | self.model.head.scalars()
-                    self.window = _Window()
-                    record({**numbers, "learning_rate": self.optimizer.param_groups[0]["lr"]})
-                    progress.update(self.done, numbers)
-                if last or (recipe.validate_every and _passed(before, self.done, recipe.validate_every)):
+            while stage.done < stage.total:
+                before = stage.done
+                stage.update()
+                if self.averaged is not None:
+                    self.averaged.update_parameters(self.model)
+                last = stage.done >= stage.total
+                if last or _passed(before, stage.done, recipe.log_every):
+                    numbers = stage.window.means()
+                    if isinstance(stage, EpisodeStage):
+                        numbers |= self.model.head.scalars()
+                    stage.window = Window()
+                    record({**numbers, "learning_rate": stage.optimizer.param_groups[0]["lr"]})
+                    progress.update(stage.done, numbers)
+                if last or (stage.validate_every and _passed(before, stage.done, stage.validate_every)):
                     accuracy = self._validate()
                     record({"validation_accuracy": accuracy})
                     best = "  (best)" if accuracy == self.best_accuracy else ""
-                    progress.say(f"episode {self.done}: validation accuracy {accuracy:.2f} %{best}")
-                if last:
+                    progress.say(
+                        f"{stage.step_name.replace('_', ' ')} {stage.done}:"
+                        f" validation accuracy {accuracy:.2f} %{best}"
+                    )
+                if last and self._is_last_stage:
                     self._fit_temperature()
                 self.seconds = time.monotonic() - started
-                if last or stopped() or _passed(before, self.done, recipe.checkpoint_every):
+                if last or stopped() or _passed(before, stage.done, recipe.checkpoint_every):
                     self.save()
-                if stopped() and not last:
-                    progress.say(f"Stopped after {self.done} episodes; the same command goes on from here.")
+                if stopped() and not (last and self._is_last_stage):
+                    progress.say(
+                        f"Stopped after {stage.done} {stage.unit}; the same command goes on from here."
+                    )
                     return False
         return True
-
-    def _updates(self) -> Iterator[Episodes]:
-        """Yield the episodes of one update after the other, from the first that is not done."""
-        size = self.recipe.episodes_per_update
-        a_block = max(1, EPISODES_DRAWN_AT_ONCE // size) * size
-        while self.done < self.recipe.episodes:
-            block = self.sampler.draw(self.done, min(a_block, self.recipe.episodes - self.done))
-            for start in range(0, len(block.support), size):
-                chosen = slice(start, start + size)
-                yield Episodes(
-                    block.support[chosen],
-                    block.labels,
-                    block.query[chosen],
-                    block.query_labels,
-                    block.classes[chosen],
-                )
-
-    def _update(self, episodes: Episodes) -> None:
-        """Take one optimiser step on the mean loss of some episodes; BatchNorm sees one episode at a time."""
-        self.wrapped.train()
-        factor = self.recipe.learning_rate_factor(self.done)
-        for group, rate in zip(self.optimizer.param_groups, self.base_rates):
-            group["lr"] = rate * factor
-        device = self.fabric.device
-        labels, query_labels = episodes.labels.to(device), episodes.query_labels.to(device)
-        for support, query in zip(episodes.support, episodes.query):
-            stored = self.images[torch.cat([support, query])]
-            images = self.transform(stored.pixels, self.model.preprocessing, stored.shapes)
-            loss, represented = self.wrapped(images, labels, query_labels, self.recipe.ways)
-            if not torch.isfinite(loss):
-                raise UserError(
-                    f"The loss is not a number any more after {self.done} episodes;"
-                    " use a smaller learning_rate or another precision."
-                )
-            self.fabric.backward(loss / len(episodes.support))
-            self.window.add("loss", loss.item())
-            if self.done % min(ACCURACY_EVERY, self.recipe.log_every) == 0:
-                self.window.add("accuracy", self._accuracy(represented, labels, query_labels))
-            self.done += 1
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        if self.averaged is not None:
-            self.averaged.update_parameters(self.model)
-
-    @torch.no_grad()
-    def _accuracy(self, represented: Tensor, labels: Tensor, query_labels: Tensor) -> float:
-        support, query = represented[: len(labels)], represented[len(labels) :]
-        log_prob = self.model.posterior(support, labels, self.recipe.ways).log_prob(query)
-        return 100 * (log_prob.argmax(-1) == query_labels).float().mean().item()
 
     # ---- validation
 
@@ -238,6 +211,7 @@ class _Run:
         """Measure the current weights on validation classes and keep them if they are the best so far."""
         current = self._current_model()
         task = self._validation_task()
+        self._fill_base_mean(current)
         with _random_state_kept():
             predictions = PartEvaluator(current, self.validation_part).predict(
                 task, episodes=self.recipe.validation_episodes, seed=self.recipe.seed, split="validation"
@@ -247,6 +221,13 @@ class _Run:
             self.best_accuracy = accuracy
             self.best_weights = {name: t.detach().clone() for name, t in current.state_dict().items()}
         return accuracy
+
+    def _fill_base_mean(self, model: FewShotModel) -> None:
+        """Tell a head that wants it where the base classes lie; a frozen network was told before."""
+        frozen = isinstance(self.stage, EpisodeStage) and self.stage.frozen_backbone
+        if model.head.needs_base_mean and not frozen:
+            mean = mean_feature(model, self.material.part)
+            cast(Tensor, model.head.base_mean).copy_(mean)
 
     def _fit_temperature(self) -> None:
         model = self.kept_model()
@@ -267,6 +248,11 @@ class _Run:
             recipe.separate_groups,
         )
 
+    def _new_average(self) -> AveragedModel | None:
+        if not self.recipe.ema:
+            return None
+        return AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(self.recipe.ema), use_buffers=True)
+
     def _current_model(self) -> FewShotModel:
         return self.model if self.averaged is None else self.averaged.module  # type: ignore[return-value]
 
@@ -281,7 +267,7 @@ class _Run:
                 temperature=self.temperature,
                 info={
                     "recipe": recipe.flat(),
-                    "episodes": self.done,
+                    "episodes": self.episodes,
                     "seconds": round(self.seconds, 1),
                     "validation_accuracy": self.best_accuracy,
                 },
@@ -295,7 +281,8 @@ class _Run:
         """Write the training state, then the kept model beside it."""
         tensors = {
             "model": self.model.state_dict(),
-            "optimizer": checkpoint.optimizer_tensors(self.optimizer.optimizer),
+            "stage": self.stage.own_tensors(),
+            "optimizer": self.stage.optimizer_tensors(),
             "best": self.best_weights,
             "random": checkpoint.random_tensors(),
         }
@@ -303,11 +290,12 @@ class _Run:
             tensors["averaged"] = self.averaged.state_dict()
         numbers = {
             "recipe": self.recipe.flat(),
-            "done": self.done,
+            "stage": self.stage_number,
+            "done": self.stage.done,
             "best_accuracy": self.best_accuracy,
             "temperature": self.temperature,
             "seconds": self.seconds,
-            "window": self.window.sums,
+            "window": self.stage.window.sums,
         }
         TrainingState(tensors, numbers).write(self.folder)
         self._write_model()
@@ -317,42 +305,47 @@ class _Run:
 
     def restore(self, state: TrainingState) -> None:
         """Put back what `save` wrote; the run then ends as if it had never stopped."""
+        device, numbers = self.fabric.device, state.numbers
+        self.best_weights = {name: t.to(device) for name, t in state.tensors.get("best", {}).items()}
+        if numbers.get("stage", 0) != self.stage_number:
+            self._begin_stage(numbers["stage"])
         self.model.load_state_dict(state.tensors["model"])
-        checkpoint.restore_optimizer(self.optimizer.optimizer, state.tensors["optimizer"])
+        self.stage.restore_own(state.tensors.get("stage", {}))
+        self.stage.restore_optimizer(state.tensors.get("optimizer", {}))
         if self.averaged is not None:
             self.averaged.load_state_dict(state.tensors["averaged"])
-        device = self.fabric.device
-        self.best_weights = {name: t.to(device) for name, t in state.tensors.get("best", {}).items()}
-        self.done = state.numbers["done"]
-        self.best_accuracy = state.numbers["best_accuracy"]
-        self.temperature = state.numbers["temperature"]
-        self.seconds = state.numbers["seconds"]
-        self.window = _Window(state.numbers["window"])
+        self.stage.done = numbers["done"]
+        self.stage.window = Window(numbers["window"])
+        self.best_accuracy = numbers["best_accuracy"]
+        self.temperature = numbers["temperature"]
+        self.seconds = numbers["seconds"]
         checkpoint.restore_random(state.tensors["random"])
 
-    def _forget_metrics_after(self, episode: int) -> None:
-        """Drop the lines of episodes that will be done again."""
+    def _forget_metrics_after(self, stage: Stage) -> None:
+        """Drop the lines of steps that will be done again."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / METRICS
         if path.exists():
             whole_lines = [line for line in path.read_text("utf-8").splitlines(True) if line.endswith("\n")]
-            kept = [line for line in whole_lines if json.loads(line)["episode"] <= episode]
+            kept = [line for line in whole_lines if json.loads(line).get(stage.step_name, 0) <= stage.done]
             write_atomically(path, "".join(kept).encode())
 
 
-class _Window:
-    """Means since the last report: sums and counts by name."""
+def _stages(recipe: Recipe, model: FewShotModel) -> list[Callable[[Material], Stage]]:
+    """Return what makes each stage, in order.
 
-    def __init__(self, sums: dict[str, list[float]] | None = None) -> None:
-        self.sums: dict[str, list[float]] = {name: list(pair) for name, pair in (sums or {}).items()}
-
-    def add(self, name: str, value: float) -> None:
-        pair = self.sums.setdefault(name, [0.0, 0.0])
-        pair[0] += value
-        pair[1] += 1
-
-    def means(self) -> dict[str, float]:
-        return {name: total / count for name, (total, count) in self.sums.items()}
+    A head that asks for a base classifier gets a network that is frozen after it, and episodes only if it
+    has parameters of its own. A recipe may ask for one without that, as a start for episodes.
+    """
+    wanted = model.head.base_stage
+    classifier = wanted if recipe.base_classifier == "auto" else recipe.base_classifier
+    if classifier in (None, "none"):
+        return [partial(EpisodeStage, frozen_backbone=False)]
+    frozen = wanted is not None
+    stages: list[Callable[[Material], Stage]] = [partial(BaseStage, classifier=classifier)]
+    if not frozen or list(model.head.parameters()):
+        stages.append(partial(EpisodeStage, frozen_backbone=frozen))
+    return stages
 
 
 def _passed(before: int, after: int, every: int) -> bool:

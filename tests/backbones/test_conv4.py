@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from gpldla.backbones import create_backbone, list_backbones
@@ -17,7 +18,10 @@ def images_for(backbone, n=4):
     )
 
 
-@pytest.mark.parametrize(("name", "dim", "side"), [("conv4", 1600, 5), ("conv4s", 64, 1)])
+@pytest.mark.parametrize(
+    ("name", "dim", "side"),
+    [("conv4", 1600, 5), ("conv4s", 64, 1), ("conv4np", 64 * 19 * 19, 19), ("conv4snp", 64 * 5 * 5, 5)],
+)
 class TestOutput:
     def test_features_have_the_promised_number(self, name, dim, side):
         backbone = create_backbone(name)
@@ -38,11 +42,21 @@ class TestOutput:
         assert features.max() > 0
 
 
-@pytest.mark.parametrize(("name", "first"), [("conv4", 3 * 64 * 9), ("conv4s", 64 * 9)])
+@pytest.mark.parametrize("name", list_backbones())
+def test_maps_have_the_promised_shape(name):
+    backbone = create_backbone(name).eval()
+    with torch.no_grad():
+        assert backbone.maps(images_for(backbone, 1)).shape == (1, *backbone.map_shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("conv4", 3 * 64 * 9), ("conv4s", 64 * 9), ("conv4np", 3 * 64 * 9), ("conv4snp", 64 * 9)],
+)
 def test_number_of_parameters(name, first):
     count = sum(p.numel() for p in create_backbone(name).parameters())
     assert count == first + 64 + 2 * 64 + 3 * BLOCK
-    assert count == {"conv4": 113_088, "conv4s": 111_936}[name]
+    assert count == {3: 113_088, 1: 111_936}[create_backbone(name).preprocessing.channels]
 
 
 def test_convolutions_start_with_the_deviation_of_the_literature():
@@ -89,6 +103,22 @@ def test_relu_after_the_pooling_gives_what_relu_before_it_gives(name, training):
         torch.testing.assert_close(mine, yours)
 
 
+@pytest.mark.parametrize("name", ["conv4np", "conv4snp"])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_maps_to_compare_come_from_two_blocks_that_pool_and_two_that_pad(name, training):
+    """The embedding of arXiv 1711.06025, written out."""
+    backbone = create_backbone(name).double()
+    backbone(2 + 3 * images_for(backbone).double())  # statistics other than those at the start
+    expected = images = images_for(backbone).double()
+    for block, (convolution, norm, *_) in enumerate(backbone.blocks):
+        expected = F.conv2d(expected, convolution.weight, convolution.bias, padding=0 if block < 2 else 1)
+        statistics = norm.running_mean.clone(), norm.running_var.clone()
+        expected = F.relu(F.batch_norm(expected, *statistics, norm.weight, norm.bias, training=training))
+        if block < 2:
+            expected = F.max_pool2d(expected, 2)
+    torch.testing.assert_close(backbone.train(training).maps(images), expected)
+
+
 def test_pixels_are_the_image_itself():
     backbone = create_backbone("pixels")
     images = images_for(backbone)
@@ -107,7 +137,16 @@ def test_fresh_weights_follow_the_seed():
 
 
 def test_the_shipped_backbones():
-    assert list_backbones() == ["conv4", "conv4s", "pixels", "resnet10", "resnet18", "resnet18-84"]
+    assert list_backbones() == [
+        "conv4",
+        "conv4np",
+        "conv4s",
+        "conv4snp",
+        "pixels",
+        "resnet10",
+        "resnet18",
+        "resnet18-84",
+    ]
 
 
 @pytest.mark.parametrize(

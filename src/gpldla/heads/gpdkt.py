@@ -1,8 +1,6 @@
 """GPDKT: one Gaussian-process regression a class on ±1 targets, with a deep kernel."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -11,13 +9,13 @@ from torch import Tensor, nn
 from gpldla.errors import UserError
 from gpldla.heads.base import (
     Head,
-    Posterior,
     check_episode,
     class_one_hot,
     needed_dim,
     register_head,
     unit_length,
 )
+from gpldla.heads.linear import LinearPosterior
 
 Kernel = Literal["linear", "cosine", "bncosine"]
 BATCH_NORM_EPS, BATCH_NORM_MOMENTUM = 1e-5, 0.1
@@ -51,15 +49,16 @@ class GPDKT(Head):
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
-    ) -> "GPDKTPosterior":
+    ) -> LinearPosterior:
         """Solve for the posterior means; standardised features use the statistics of earlier training."""
         check_episode(support, labels, n_way)
         phi = self._phi(support)
         member = class_one_hot(labels, n_way, phi.dtype)
         targets = 2 * member - 1 - self.mean.to(phi.dtype)  # [..., n, C]
         chol = self._cholesky(phi)
-        weights = self._scale(phi) * phi.mT @ torch.cholesky_solve(targets, chol)  # s Φᵀ(K + noise)⁻¹y
-        return GPDKTPosterior(weights, self.mean.to(phi.dtype), member.any(-2), self._phi)
+        # The posterior mean at x is s·φ(x)·Φᵀ(K + noise)⁻¹y: linear in φ(x), with weights [..., C, d].
+        weights = self._scale(phi) * torch.cholesky_solve(targets, chol).mT @ phi
+        return LinearPosterior(weights, self.mean.to(phi.dtype).expand(n_way), member.any(-2), self._phi)
 
     def loss(
         self,
@@ -100,13 +99,13 @@ class GPDKT(Head):
     def _cholesky(self, phi: Tensor) -> Tensor:
         """Factor K + noise·I, K = sΦΦᵀ [..., n, n].
 
-        Rounding of K grows with its entries. Noise of that size is added, so that the matrix stays positive
-        definite: less than 1e-5 for unit features, and what large raw features need.
+        Rounding of K grows with its entries. Where it would exceed the noise, as with large raw features in
+        float32, it takes the noise's place, so that the matrix stays positive definite.
         """
         K = self._scale(phi) * phi @ phi.mT
         n = K.shape[-1]
         largest = K.diagonal(dim1=-2, dim2=-1).amax(-1)
-        noise = self.noise + 4 * n * torch.finfo(K.dtype).eps * largest.detach()
+        noise = (4 * n * torch.finfo(K.dtype).eps * largest.detach()).clamp_min(self.noise)
         noisy = K + noise[..., None, None] * torch.eye(n, dtype=K.dtype, device=K.device)
         return torch.linalg.cholesky_ex(noisy).L
 
@@ -139,24 +138,3 @@ class _BatchNorm(nn.Module):
     def _scaled(self, features: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         standard = (features - mean) * (var + BATCH_NORM_EPS).rsqrt()
         return (standard * self.weight + self.bias).to(features.dtype)
-
-
-@dataclass
-class GPDKTPosterior(Posterior):
-    """Posterior means that are linear in φ: m_j(x) = mean + φ(x)·weights_j, with weights [..., d, C].
-
-    transform: turns query features to φ
-    """
-
-    weights: Tensor
-    mean: Tensor
-    present: Tensor
-    transform: Callable[[Tensor], Tensor]
-
-    def means(self, query: Tensor) -> Tensor:
-        """Return the posterior mean of each class, [..., q, d] → [..., q, C]."""
-        return self.transform(query) @ self.weights + self.mean
-
-    def log_prob(self, query: Tensor) -> Tensor:
-        """Return the log-softmax of the posterior means, [..., q, d] → [..., q, C]."""
-        return self.means(query).masked_fill(~self.present.unsqueeze(-2), -math.inf).log_softmax(-1)

@@ -99,6 +99,11 @@ class MetaQDA(Head):
             )
         return constant.to(counts.dtype)
 
+    def train(self, mode: bool = True) -> "MetaQDA":
+        """Switch between training and evaluation; what evaluation has kept is forgotten."""
+        self._inverse = None
+        return super().train(mode)
+
     def nu(self) -> Tensor:
         """Return ν > d − 1, float64."""
         return len(self.m) - 1 + self.log_excess.double().exp()
@@ -128,9 +133,13 @@ class MetaQDA(Head):
         return (self.below_diagonal.tril(-1) + self.log_diagonal.exp().diag()).to(dtype)
 
     def _inverse_lower(self, dtype: torch.dtype) -> Tensor:
-        """Return L⁻¹, kept until a parameter changes: a product with it is faster than solving each time."""
+        """Return L⁻¹, kept until a parameter changes: a product with it is faster than solving each time.
+
+        Fused optimisers and CUDA graphs change parameters without a trace; `train` and `eval` then forget it.
+        """
         parameters = (self.below_diagonal, self.log_diagonal)
-        state = (dtype, *((p._version, p.data_ptr()) for p in parameters))
+        versions = (None if p.is_inference() else p._version for p in parameters)
+        state = (dtype, *versions, *(p.data_ptr() for p in parameters))
         if self._inverse is None or self._inverse[0] != state:
             identity = torch.eye(len(self.m), dtype=dtype, device=self.m.device)
             lower = self._lower(dtype)

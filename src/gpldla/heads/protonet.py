@@ -3,7 +3,8 @@
 from torch import Tensor, nn
 
 from gpldla.heads.base import Head, check_episode, register_head, unit_length
-from gpldla.heads.nearest_mean import NearestMeanPosterior, class_means
+from gpldla.heads.linear import LinearPosterior
+from gpldla.heads.nearest_mean import nearest_mean
 
 
 @register_head("protonet")
@@ -21,10 +22,10 @@ class ProtoNet(Head):
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
-    ) -> NearestMeanPosterior:
+    ) -> LinearPosterior:
         """Average the support features [..., n, d] of each class; a class without examples is impossible."""
         check_episode(support, labels, n_way)
-        return NearestMeanPosterior(*class_means(self._phi(support), labels, n_way), self._phi)
+        return nearest_mean(support, labels, n_way, self._phi)
 
     def _phi(self, features: Tensor) -> Tensor:
         return unit_length(features) if self.normalize else features

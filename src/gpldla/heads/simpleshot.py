@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from gpldla.errors import UserError
 from gpldla.heads.base import Head, check_episode, needed_dim, register_head, unit_length
-from gpldla.heads.nearest_mean import NearestMeanPosterior, class_means
+from gpldla.heads.linear import LinearPosterior
+from gpldla.heads.nearest_mean import nearest_mean
 
 Transform = Literal["un", "l2n", "cl2n"]
 
@@ -36,12 +37,12 @@ class SimpleShot(Head):
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
-    ) -> NearestMeanPosterior:
+    ) -> LinearPosterior:
         """Average the transformed support features [..., n, d] of each class."""
         check_episode(support, labels, n_way)
-        return NearestMeanPosterior(*class_means(self._phi(support), labels, n_way), self._phi)
+        return nearest_mean(support, labels, n_way, self._phi)
 
     def _phi(self, features: Tensor) -> Tensor:
         if self.transform == "cl2n":
-            features = features - self.base_mean
+            features = features - self.base_mean.to(features.dtype)
         return features if self.transform == "un" else unit_length(features)
