@@ -106,7 +106,6 @@ def test_the_last_maps_of_characters_are_of_one_place():
     assert (first.in_features, first.out_features, second.out_features) == (64, 8, 1)
 
 
-@pytest.mark.xfail(strict=True, reason="the second block pads maps of 8×8; in the paper neither block pads")
 def test_the_last_maps_of_photographs_are_of_3_by_3_places():
     """H = 576 for miniImageNet (arXiv 1711.06025, section 4)."""
     head = map_head((64, 19, 19))

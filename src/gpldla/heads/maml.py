@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ NETWORK = "network."  # before the names of the network's own parameters
 
 @register_head("maml")
 class MAML(Head):
-    """Gradient descent on the support set, from an initialisation that episodes have learned.
+    """Gradient descent on the support set, from weights that episodes have made fit for it.
 
     Finn, Abbeel and Levine, "Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks", 2017
     (arXiv 1703.03400). Network and last layer are adapted together; without a network, on plain features,
@@ -27,8 +28,8 @@ class MAML(Head):
 
     steps, step_size: of the inner descent
     first_order: leave out the derivative of the steps themselves
-    ways:        0: all classes start from one learned row, so any number of them works, and their order
-                 does not matter. A number: a row each, as in the paper, and tasks have that many classes.
+    ways:        0: the last layer starts from zero, so any number of classes works, in any order. A number:
+                 it starts from learned rows, one a class as in the paper, for tasks of that many classes.
     """
 
     consumes = "backbone"
@@ -50,11 +51,8 @@ class MAML(Head):
         if not hasattr(ways, "__index__") or ways < 0 or ways == 1:
             raise UserError(f"ways must be 0 or a whole number of at least 2, not {ways!r}.")
         self.steps, self.step_size, self.first_order, self.ways = steps, step_size, first_order, ways
-        d = needed_dim("maml", feature_dim)
-        self.rows = nn.Parameter(torch.zeros(max(ways, 1), d))
-        self.biases = nn.Parameter(torch.zeros(max(ways, 1)))
-        if ways:
-            nn.init.uniform_(self.rows, -1 / math.sqrt(d), 1 / math.sqrt(d))
+        self.feature_dim = needed_dim("maml", feature_dim)
+        self.last_layer = nn.Linear(self.feature_dim, ways) if ways else None
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
@@ -67,7 +65,7 @@ class MAML(Head):
                 " or with head_ways = 0 for any number."
             )
         present = (labels.unsqueeze(-1) == torch.arange(n_way, device=labels.device)).any(-2)
-        start = self._start(n_way, support.dtype, backbone)
+        start = self._start(n_way, support, backbone)
 
         def support_loss(weights: Weights, x: Tensor, y: Tensor, possible: Tensor) -> Tensor:
             scores = _scores(backbone, weights, x).masked_fill(~possible, -math.inf)
@@ -86,10 +84,13 @@ class MAML(Head):
         with batch_statistics(backbone):
             return MAMLPosterior(_over_tasks(descend, backbone, support)(*tasks), present, backbone)
 
-    def _start(self, n_way: int, dtype: torch.dtype, backbone: nn.Module | None) -> Weights:
+    def _start(self, n_way: int, like: Tensor, backbone: nn.Module | None) -> Weights:
         network = {} if backbone is None else {NETWORK + n: p for n, p in backbone.named_parameters()}
-        rows, biases = self.rows.to(dtype), self.biases.to(dtype)
-        return network | {"rows": rows.expand(n_way, -1), "biases": biases.expand(n_way)}
+        if self.last_layer is None:
+            last = {"rows": like.new_zeros(n_way, self.feature_dim), "biases": like.new_zeros(n_way)}
+        else:
+            last = {"rows": self.last_layer.weight.to(like), "biases": self.last_layer.bias.to(like)}
+        return network | last
 
 
 def _scores(backbone: nn.Module | None, weights: Weights, x: Tensor) -> Tensor:
@@ -110,14 +111,23 @@ def _over_tasks(function: Callable, backbone: nn.Module | None, examples: Tensor
 def batch_statistics(backbone: nn.Module | None) -> Iterator[None]:
     """Let every BatchNorm use the statistics of what it is given, and remember nothing of them."""
     layers = [m for m in backbone.modules() if isinstance(m, BatchNorm)] if backbone is not None else []
-    before = [(layer.training, layer.track_running_stats) for layer in layers]
     for layer in layers:
-        layer.training, layer.track_running_stats = True, False
+        layer.forward = MethodType(_standardised, layer)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for layer, (training, tracking) in zip(layers, before):
-            layer.training, layer.track_running_stats = training, tracking
+        for layer in layers:
+            del layer.forward
+
+
+def _standardised(layer: BatchNorm, x: Tensor) -> Tensor:
+    """BatchNorm in plain operations: torch 2.13's own has a wrong second derivative under vmap."""
+    var, mean = torch.var_mean(x, (0, *range(2, x.ndim)), correction=0, keepdim=True)
+    x = (x - mean) * (var + layer.eps).rsqrt()
+    if layer.affine:
+        shape = (-1, *(1,) * (x.ndim - 2))
+        x = x * layer.weight.view(shape) + layer.bias.view(shape)
+    return x
 
 
 @dataclass
@@ -131,7 +141,7 @@ class MAMLPosterior(Posterior):
     def log_prob(self, query: Tensor) -> Tensor:
         """Return log p(y | x, S) of images [..., q, c, h, w] or features [..., q, d] as [..., q, C]."""
         batch = self.present.shape[:-1]
-        tasks = query.reshape(-1, *query.shape[len(batch) :])
+        tasks = query.reshape(batch.numel(), *query.shape[len(batch) :])
         with batch_statistics(self.backbone):
             forward = _over_tasks(lambda w, x: _scores(self.backbone, w, x), self.backbone, query)
             scores = forward(self.weights, tasks)

@@ -30,8 +30,8 @@ class RelationNet(Head):
         channels, height, width = needed_dim("relationnet", shape)
         blocks: list[nn.Module] = []
         inputs = 2 * channels
+        padding = 1 if min(height, width) < PADDED_BELOW else 0
         for _ in range(2):
-            padding = 1 if min(height, width) < PADDED_BELOW else 0
             blocks += [nn.Conv2d(inputs, FILTERS, 3, padding=padding), nn.BatchNorm2d(FILTERS), nn.ReLU()]
             height, width = height + 2 * padding - 2, width + 2 * padding - 2
             if min(height, width) >= 2:
