@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import gpldla
-from benchmarks.provenance import provenance
+from gpldla.provenance import provenance
 
 KEPT = (
     "accuracy",

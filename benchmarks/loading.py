@@ -30,7 +30,7 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.provenance import provenance
+from gpldla.provenance import provenance
 from gpldla.backbones import Preprocessing, backbone_preprocessing
 from gpldla.data import Access, Part, Places, load_set
 from gpldla.data.catalog import find_set

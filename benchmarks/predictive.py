@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.provenance import provenance
+from gpldla.provenance import provenance
 from gpldla.heads import create_head, predictive
 from gpldla.heads.linear_gp import LinearGPPosterior
 

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.provenance import provenance
+from gpldla.provenance import provenance
 from gpldla.data import load_protocol
 from gpldla.recipe import read_recipe
 from gpldla.training import train

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpldla.heads.base import register_head
 from gpldla.heads.linear_gp import LabelledFeatures, LinearGP, Mode
+from gpldla.heads.rows import Rows
 
 
 @register_head("gpldla")
@@ -21,7 +22,7 @@ class GPLDLA(LinearGP):
         phi, member, counts, log_pi = support
         present = counts > 0
         n_present = present.sum(-1, keepdim=True)
-        mu = member.mT @ phi / counts.clamp_min(1).unsqueeze(-1)  # Eq. 14 (lda_estim), [..., C, d]
+        mu = phi.weighted_sum(member / counts.clamp_min(1).unsqueeze(-2))  # Eq. 14 (lda_estim), [..., C, d]
         mu_norm2 = mu.square().sum(-1)  # [..., C]
         sigma2 = self.class_variance(phi, mu_norm2.sum(-1, keepdim=True) / n_present, beta)  # [..., 1]
         w = mu / sigma2.unsqueeze(-1)  # Eq. 19 (w_optim), [..., C, d]
@@ -29,9 +30,9 @@ class GPLDLA(LinearGP):
         alpha = -b_hat.sum(-1, keepdim=True) / n_present  # Eq. 20 (b_optim)
         return Mode(w, b_hat + alpha, sigma2.squeeze(-1))
 
-    def class_variance(self, phi: Tensor, mean_norm2: Tensor, beta: Tensor) -> Tensor:
+    def class_variance(self, phi: Rows, mean_norm2: Tensor, beta: Tensor) -> Tensor:
         """Return σ²* = rms‖μ‖ / (β√d), Eq. 18-19 (w_norm, w_optim), from the mean of ‖μ_j‖² [..., 1].
 
         Where all means are zero, so is w*, at any scale.
         """
-        return mean_norm2.where(mean_norm2 > 0, 1).sqrt() / (beta * math.sqrt(phi.shape[-1]))
+        return mean_norm2.where(mean_norm2 > 0, 1).sqrt() / (beta * math.sqrt(phi.x.shape[-1]))

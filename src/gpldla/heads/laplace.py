@@ -49,14 +49,14 @@ class Laplace(LinearGP):
     def find_mode(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> Mode:
         """Return w = β²Φᵀa and b = β_b²Σa, where f = Ka is the mode in function space."""
         phi, member, counts, _ = support
-        K = beta**2 * phi @ phi.mT + beta_b**2  # one kernel for all classes, [..., n, n]
+        K = beta**2 * phi.gram() + beta_b**2  # one kernel for all classes, [..., n, n]
         # A class without examples has probability 0; it then drops out of every sum below.
         absent = (counts == 0).unsqueeze(-2)  # [..., 1, C]
         f = torch.zeros_like(member)  # [..., n, C]
         for _ in range(self.newton_steps):
             a = _newton_step(K, f, member, absent)
             f = K @ a
-        return Mode(beta**2 * a.mT @ phi, beta_b**2 * a.sum(-2))
+        return Mode(beta**2 * phi.weighted_sum(a), beta_b**2 * a.sum(-2))
 
 
 def _newton_step(K: Tensor, f: Tensor, y: Tensor, absent: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from gpldla.heads.base import register_head
 from gpldla.heads.gpldla import GPLDLA
+from gpldla.heads.rows import Rows
 
 
 @register_head("lda")
@@ -14,12 +15,12 @@ class LDAPlugin(GPLDLA):
     Ablation (ii) of Kim and Hospedales, 2021.
     """
 
-    def class_variance(self, phi: Tensor, mean_norm2: Tensor, beta: Tensor) -> Tensor:
+    def class_variance(self, phi: Rows, mean_norm2: Tensor, beta: Tensor) -> Tensor:
         """Return the squared median of all pairwise distances, [..., 1]; 1 where it is zero."""
-        n = phi.shape[-2]
-        norm2 = phi.square().sum(-1)
-        first, second = torch.triu_indices(n, n, offset=1, device=phi.device)
-        distance2 = norm2[..., first] + norm2[..., second] - 2 * (phi @ phi.mT)[..., first, second]
+        gram = phi.gram()
+        n, norm2 = gram.shape[-1], gram.diagonal(dim1=-2, dim2=-1)
+        first, second = torch.triu_indices(n, n, offset=1, device=gram.device)
+        distance2 = norm2[..., first] + norm2[..., second] - 2 * gram[..., first, second]
         # The root is increasing, so the median of distances is that of their squares, but for the mean of the
         # two in the middle of an even number.
         ordered = distance2.sort(-1).values

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from gpldla.errors import UserError, did_you_mean
 from gpldla.heads import predictive
-from gpldla.heads.base import Head, Posterior, check_episode, class_one_hot, unit_length
+from gpldla.heads.base import Head, Posterior, check_episode, class_one_hot
+from gpldla.heads.rows import Rows
 
 Predictive = Literal["auto", "mc", "mc-logits", "quadrature", "qmc", "probit"]
 """How p(y | x, S) is computed from the posterior.
@@ -29,7 +30,7 @@ each query, drawn in logit space; "quadrature" deterministic and within 0.002 of
 class LabelledFeatures(NamedTuple):
     """A support set: φ [..., n, d], membership [..., n, C], counts n_j and log priors log π_j [..., C]."""
 
-    phi: Tensor
+    phi: Rows
     member: Tensor
     counts: Tensor
     log_pi: Tensor
@@ -101,16 +102,16 @@ class LinearGP(Head):
         """
         check_episode(support, labels, n_way)
         beta, beta_b = self.log_beta.exp().to(support.dtype), self.log_beta_b.exp().to(support.dtype)
-        phi = unit_length(support) if self.normalize else support  # [..., n, d]
-        member = class_one_hot(labels, n_way, phi.dtype)  # [..., n, C]
+        phi = Rows.of(support, normalize=self.normalize)  # [..., n, d]
+        member = class_one_hot(labels, n_way, support.dtype)  # [..., n, C]
         counts = member.sum(-2)  # n_j, [..., C]
         labelled = LabelledFeatures(phi, member, counts, self._log_priors(counts))
         w, b, sigma2 = self.find_mode(labelled, beta, beta_b)
         b = b.masked_fill(counts == 0, -math.inf)
 
-        p = (phi @ w.mT + b.unsqueeze(-2)).softmax(-1)  # p(y=j | F*(x)), [..., n, C]
+        p = (phi.dot(w) + b.unsqueeze(-2)).softmax(-1)  # p(y=j | F*(x)), [..., n, C]
         a = p - p.square()  # a*(x, y, j)
-        V = 1 / (beta**-2 + a.mT @ phi.square())  # Eq. 11 (laplace_2), [..., C, d]
+        V = 1 / (beta**-2 + phi.squared_weighted_sum(a))  # Eq. 11 (laplace_2), [..., C, d]
         v = 1 / (beta_b**-2 + a.sum(-2))  # Eq. 12 (laplace_3), [..., C]
         return LinearGPPosterior(w, b, V, v, sigma2, self.normalize, self._predictive_now(), self.n_samples)
 
@@ -173,16 +174,17 @@ class LinearGPPosterior(Posterior):
         f is linear in (W, B), so with a factorised posterior f_j(x) ~ N(w*_j·φ + b*_j, V*_j·φ² + v*_j),
         independent over j.
         """
-        phi = self._phi(query)
-        mean = phi @ self.weight_mean.mT + self.bias_mean.unsqueeze(-2)
-        var = phi.square() @ self.weight_var.mT + self.bias_var.unsqueeze(-2)
+        phi = Rows.of(query, normalize=self.normalize)
+        mean = phi.dot(self.weight_mean) + self.bias_mean.unsqueeze(-2)
+        var = phi.squared_dot(self.weight_var) + self.bias_var.unsqueeze(-2)
         return mean, var
 
     def log_prob(self, query: Tensor) -> Tensor:
         """Return log p(y | x, S) [..., q, C] for query features [..., q, d], Eq. 21 (predictive)."""
         if self.predictive == "mc":
             weights, biases = self._weight_draws()
-            return predictive.log_mean_softmax(self._phi(query) @ weights.mT + biases.unsqueeze(-2))
+            phi = Rows.of(query, normalize=self.normalize)
+            return predictive.log_mean_softmax(phi.dot(weights) + biases.unsqueeze(-2))
         mean, var = self.logits(query)
         if self.predictive == "mc-logits":
             return predictive.monte_carlo(mean, var, self.n_samples, self.generator)
@@ -204,6 +206,3 @@ class LinearGPPosterior(Posterior):
     def _normal(self, like: Tensor) -> Tensor:
         shape = (self.n_samples, *like.shape)
         return torch.randn(shape, dtype=like.dtype, device=like.device, generator=self.generator)
-
-    def _phi(self, features: Tensor) -> Tensor:
-        return unit_length(features) if self.normalize else features

@@ -1,0 +1,47 @@
+"""Timing several ways of doing the same work, in turn, so that a busy machine is busy for all of them."""
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+SETTLING_SECONDS = 0.05  # of calls that are not counted, after another way has left its memory behind
+MEASURED_SECONDS = 0.1  # of calls in each round, at least one
+
+
+def seconds_a_call(
+    ways: dict[str, Callable[[], object]], device: torch.device, rounds: int
+) -> dict[str, list[float]]:
+    """Return for each way its seconds a call, one number a round."""
+    measured: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, call in ways.items():
+            _calls_within(call, device, SETTLING_SECONDS)
+            calls, seconds = _calls_within(call, device, MEASURED_SECONDS)
+            measured[name].append(seconds / calls)
+    return measured
+
+
+def median_ratio(slower: list[float], faster: list[float]) -> float:
+    """Return the median over rounds of the ratio of two ways."""
+    return median(a / b for a, b in zip(slower, faster))
+
+
+def _calls_within(call: Callable[[], object], device: torch.device, seconds: float) -> tuple[int, float]:
+    """Call until the time is over; a GPU is waited for only now and then, and at the end."""
+    calls, batch, start = 0, 1, _now(device)
+    while True:
+        for _ in range(batch):
+            call()
+        calls += batch
+        spent = _now(device) - start
+        if spent >= seconds:
+            return calls, spent
+        batch = max(1, min(calls, int(calls * (seconds - spent) / spent)))
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,50 @@
+"""Features of unit length whose products are taken without forming them."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass
+class Rows:
+    """φ [..., n, d]: the features x themselves, or x/‖x‖; a zero feature stays zero.
+
+    Every use of φ is a product, so x is multiplied as it is and the small result is scaled: one pass over the
+    features instead of several. x2 is x², scale is 1/‖x‖ [..., n, 1] or None.
+    """
+
+    x: Tensor
+    x2: Tensor
+    scale: Tensor | None
+
+    @classmethod
+    def of(cls, features: Tensor, *, normalize: bool) -> "Rows":
+        """Return features [..., n, d] as they are or at unit length."""
+        squared = features.square()
+        if not normalize:
+            return cls(features, squared, None)
+        norm2 = squared.sum(-1, keepdim=True)
+        return cls(features, squared, norm2.where(norm2 > 0, 1).rsqrt())
+
+    def dot(self, W: Tensor) -> Tensor:
+        """Return φWᵀ for W [..., C, d]: [..., n, C]."""
+        product = self.x @ W.mT
+        return product if self.scale is None else product * self.scale
+
+    def squared_dot(self, V: Tensor) -> Tensor:
+        """Return φ²Vᵀ for V [..., C, d]: [..., n, C]."""
+        product = self.x2 @ V.mT
+        return product if self.scale is None else product * self.scale.square()
+
+    def weighted_sum(self, A: Tensor) -> Tensor:
+        """Return Aᵀφ for A [..., n, C]: [..., C, d]."""
+        return (A if self.scale is None else A * self.scale).mT @ self.x
+
+    def squared_weighted_sum(self, A: Tensor) -> Tensor:
+        """Return Aᵀφ² for A [..., n, C]: [..., C, d]."""
+        return (A if self.scale is None else A * self.scale.square()).mT @ self.x2
+
+    def gram(self) -> Tensor:
+        """Return φφᵀ, [..., n, n]."""
+        product = self.x @ self.x.mT
+        return product if self.scale is None else product * self.scale * self.scale.mT
