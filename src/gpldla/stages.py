@@ -25,7 +25,6 @@ from gpldla.recipe import Recipe
 
 EPISODES_DRAWN_AT_ONCE = 256
 ACCURACY_EVERY = 5  # episodes, at most, between looks at the training accuracy: a second pass of the head
-COSINE_SCALE = 2.0  # of the cosine classifier, arXiv 1904.04232
 
 
 class Window:
@@ -303,13 +302,14 @@ class _CosineLayer(nn.Module):
 
     def __init__(self, feature_dim: int, classes: int) -> None:
         super().__init__()
+        self.scale = 2.0 if classes <= 200 else 10.0  # as in arXiv 1904.04232
         self.directions = nn.Parameter(nn.Linear(feature_dim, classes, bias=False).weight.detach())
         self.norms = nn.Parameter(torch.linalg.vector_norm(self.directions.detach(), dim=-1))
 
     def forward(self, features: Tensor) -> Tensor:
         """[n, feature_dim] → [n, classes]."""
         cosine = unit_length(features) @ unit_length(self.directions).mT.to(features.dtype)
-        return COSINE_SCALE * self.norms * cosine
+        return self.scale * self.norms * cosine
 
 
 _LAYERS = {"linear": nn.Linear, "cosine": _CosineLayer}

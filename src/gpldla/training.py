@@ -227,7 +227,8 @@ class _Run:
         frozen = isinstance(self.stage, EpisodeStage) and self.stage.frozen_backbone
         if model.head.needs_base_mean and not frozen:
             mean = mean_feature(model, self.material.part)
-            cast(Tensor, model.head.base_mean).copy_(mean)
+            for head in {model.head, self.model.head}:  # the averaged weights' and the learning ones'
+                cast(Tensor, head.base_mean).copy_(mean)
 
     def _fit_temperature(self) -> None:
         model = self.kept_model()

@@ -39,3 +39,9 @@ def test_all_but_sigma_is_as_in_gpldla():
     torch.testing.assert_close(scaled.weight_mean, alone.weight_mean)
     torch.testing.assert_close(scaled.bias_mean, alone.bias_mean)
     torch.testing.assert_close(scaled.bias_var, alone.bias_var)  # V* holds β itself and may differ
+
+
+def test_one_support_example_has_no_distances():
+    support, _, query, _ = random_episode(1, 2, 2, 6)
+    log_prob = create_head("lda").eval().adapt(support[:1], torch.tensor([1]), 2).log_prob(query)
+    assert torch.equal(log_prob.exp(), torch.tensor([0.0, 1.0], dtype=log_prob.dtype).expand(4, 2))

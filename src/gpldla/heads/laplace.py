@@ -1,8 +1,5 @@
 """The Laplace approximation around the true MAP, found by Newton steps: GPLDLA without its shortcut."""
 
-from collections.abc import Sequence
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -19,6 +16,7 @@ class Laplace(LinearGP):
     "Gaussian Processes for Machine Learning", 2006, from f = 0.
 
     newton_steps: how many
+    The model has no class priors but in its biases, so there is no option for them.
     """
 
     def __init__(
@@ -31,7 +29,6 @@ class Laplace(LinearGP):
         normalize: bool = True,
         predictive: Predictive = "auto",
         n_samples: int = 10,
-        priors: Literal["uniform"] | Sequence[float] | None = None,
     ) -> None:
         super().__init__(
             feature_dim,
@@ -40,7 +37,6 @@ class Laplace(LinearGP):
             normalize=normalize,
             predictive=predictive,
             n_samples=n_samples,
-            priors=priors,
         )
         if not hasattr(newton_steps, "__index__") or newton_steps < 1:
             raise UserError(f"newton_steps must be a whole number of at least 1, not {newton_steps!r}.")

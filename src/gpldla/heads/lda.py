@@ -16,8 +16,10 @@ class LDAPlugin(GPLDLA):
     """
 
     def class_variance(self, phi: Rows, mean_norm2: Tensor, beta: Tensor) -> Tensor:
-        """Return the squared median of all pairwise distances, [..., 1]; 1 where it is zero."""
+        """Return the squared median of all pairwise distances, [..., 1]; 1 where it is zero or missing."""
         gram = phi.gram()
+        if gram.shape[-1] < 2:
+            return torch.ones_like(mean_norm2)
         n, norm2 = gram.shape[-1], gram.diagonal(dim1=-2, dim2=-1)
         first, second = torch.triu_indices(n, n, offset=1, device=gram.device)
         distance2 = norm2[..., first] + norm2[..., second] - 2 * gram[..., first, second]

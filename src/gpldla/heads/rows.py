@@ -2,15 +2,18 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+SAFE_NORM2 = (1e-18, 1e18)  # where float32 keeps x² and 1/‖x‖² with all digits
 
 
 @dataclass
 class Rows:
     """φ [..., n, d]: the features x themselves, or x/‖x‖; a zero feature stays zero.
 
-    Every use of φ is a product, so x is multiplied as it is and the small result is scaled: one pass over the
-    features instead of several. x2 is x², scale is 1/‖x‖ [..., n, 1] or None.
+    Every use of φ is a product, so x is multiplied as it is and the small result is scaled: fewer passes over
+    the features. x2 is x², scale is 1/‖x‖ [..., n, 1] or None.
     """
 
     x: Tensor
@@ -24,6 +27,12 @@ class Rows:
         if not normalize:
             return cls(features, squared, None)
         norm2 = squared.sum(-1, keepdim=True)
+        if features.device.type == "cpu" and not torch.compiler.is_compiling() and norm2.numel():
+            lowest, highest = norm2.aminmax()  # elsewhere a look means waiting
+            if not (lowest > SAFE_NORM2[0] and highest < SAFE_NORM2[1]):  # or a feature is zero
+                features = _of_safe_size(features)
+                squared = features.square()
+                norm2 = squared.sum(-1, keepdim=True)
         return cls(features, squared, norm2.where(norm2 > 0, 1).rsqrt())
 
     def dot(self, W: Tensor) -> Tensor:
@@ -48,3 +57,9 @@ class Rows:
         """Return φφᵀ, [..., n, n]."""
         product = self.x @ self.x.mT
         return product if self.scale is None else product * self.scale * self.scale.mT
+
+
+def _of_safe_size(features: Tensor) -> Tensor:
+    """Divide each row by its largest entry: at unit length that makes no difference."""
+    largest = features.detach().abs().amax(-1, keepdim=True)
+    return features / largest.where(largest > 0, 1)
