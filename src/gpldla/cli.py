@@ -83,6 +83,9 @@ def demo(
         Path, typer.Option("--output", "-o", help="Folder for the model and the report.")
     ] = Path("demo"),
     fast: Annotated[bool, typer.Option("--fast", help="A much shorter training, for a first look.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Train every method on the same images and compare them.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of training and test episodes.")] = 0,
     cache: Cache = None,
 ) -> None:
@@ -91,7 +94,14 @@ def demo(
     Needs no data and no GPU.
 
     Example: gpldla demo -o demo
+
+    All methods side by side, in about ten minutes: gpldla demo --compare
     """
+    if compare:
+        from gpldla.compare import run_comparison
+
+        run_comparison(output, fast=fast, seed=seed, places=_places(None, cache), console=Console())
+        return
     from gpldla.demo import run_demo
 
     run_demo(output, fast=fast, seed=seed, places=_places(None, cache), console=Console())

@@ -93,6 +93,14 @@ class PartEvaluator:
                 answers.append(posterior.log_prob(represented[query.to(device)]).cpu())
         return Predictions(torch.cat(answers), drawn.query_labels.cpu())
 
+    @torch.no_grad()
+    def one_episode(self, task: Task, *, seed: int, split: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the head consumes in one episode: support [n, ...], labels [n] and query [q, ...]."""
+        drawn = task.sampler(self.part, seed=seed, split=split).draw(0, 1)
+        represented = self._represent(torch.cat([drawn.support[0], drawn.query[0]]).unique())
+        labels = drawn.labels.to(represented.device)
+        return represented[self._row[drawn.support[0]]], labels, represented[self._row[drawn.query[0]]]
+
     def _represent(self, numbers: Tensor) -> Tensor:
         """Return what is represented so far, with the images of these numbers among it."""
         new = numbers[self._row[numbers] < 0]

@@ -54,7 +54,7 @@ class Recipe:
     temperature_episodes: int = 600
     # The base stage of methods that have one: a classifier of the base classes trains the network first.
     base_classifier: str = "auto"  # "auto": what the head asks for; "linear", "cosine" or "none"
-    base_epochs: int = 90
+    base_epochs: float = 90.0  # or a part of one
     base_batch: int = 256
     base_optimizer: str = "sgd"  # with momentum 0.9, or "adam"
     base_learning_rate: float = 0.1
@@ -73,13 +73,18 @@ class Recipe:
             "log_every",
             "checkpoint_every",
             "decay_every",
-            "base_epochs",
         ):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _require(self.base_batch >= 2, "base_batch", self.base_batch, "at least 2")
         for name in ("base_validate_every", "base_weight_decay"):
             _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "0 or more")
-        for name in ("learning_rate", "head_learning_rate", "decay_factor", "base_learning_rate"):
+        for name in (
+            "learning_rate",
+            "head_learning_rate",
+            "decay_factor",
+            "base_epochs",
+            "base_learning_rate",
+        ):
             _require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "positive")
         _require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a number of 64 bits")
         for name in ("validation_episodes", "temperature_episodes"):
@@ -159,6 +164,14 @@ def read_recipe(
 
     The settings of a `method` win over those of the recipe, and `overrides` over both.
     """
+    settings = read_settings(name_or_path)
+    if method is not None:
+        settings = find_method(method).put_on(settings)
+    return make_recipe({**settings, **(overrides or {})})
+
+
+def read_settings(name_or_path: str | Path) -> dict[str, Any]:
+    """Return what stands in a recipe's file, unchecked."""
     path = Path(name_or_path)
     if path.suffix != ".toml" and not path.is_file():
         shipped = list_recipes()
@@ -168,14 +181,11 @@ def read_recipe(
             )
         path = SHIPPED / f"{name_or_path}.toml"
     try:
-        settings = tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise UserError(f"There is no recipe file {path}.") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not readable TOML ({error}).") from None
-    if method is not None:
-        settings = find_method(method).put_on(settings)
-    return make_recipe({**settings, **(overrides or {})})
 
 
 def list_recipes() -> list[str]:

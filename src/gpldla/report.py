@@ -5,6 +5,7 @@ import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,59 @@ def reliability_plot(panels: Sequence[tuple[str, str, Reliability]]) -> Markup:
     return _svg(figure, "Reliability diagrams")
 
 
+def comparison_plot(rows: Sequence[dict[str, Any]], highlighted: str) -> Markup:
+    """Accuracy of each method, with its interval, against the time of an episode."""
+    figure, (axes,) = _figure(1, 1, (9, 5.2))
+    axes.set_xscale("log")
+    for row in rows:
+        ours = row["method"] == highlighted
+        axes.errorbar(
+            row["ms_an_episode"],
+            row["accuracy"],
+            row["interval"],
+            fmt="o",
+            ms=8 if ours else 5,
+            lw=1,
+            color=SECOND if ours else ACCENT,
+            zorder=3 if ours else 2,
+        )
+    times = [row["ms_an_episode"] for row in rows]
+    lowest, highest = min(row["accuracy"] for row in rows), max(row["accuracy"] for row in rows)
+    room = max(highest - lowest, 1.0)
+    axes.set(
+        xlabel="milliseconds an episode, adaptation and prediction (features apart)",
+        ylabel="accuracy on unseen scripts, 5-way 1-shot, %",
+        xlim=(min(times) / 1.4, max(times) * 8),
+        ylim=(lowest - 0.06 * room, highest + 0.06 * room),
+    )
+    heights = _spread([row["accuracy"] for row in rows], 0.034 * room)
+    for row, height in zip(rows, heights):
+        ours = row["method"] == highlighted
+        axes.annotate(
+            row["title"],
+            (row["ms_an_episode"], row["accuracy"]),
+            (row["ms_an_episode"] * 1.12, height),
+            fontsize=8.5,
+            va="center",
+            color=SECOND if ours else INK,
+            weight="bold" if ours else "normal",
+        )
+    return _svg(figure, "Accuracy of each method against its time an episode")
+
+
+def _spread(values: Sequence[float], gap: float) -> list[float]:
+    """Move values apart until neighbours are at least `gap` from each other; their order stays."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    moved = list(values)
+    for _ in range(200):
+        for below, above in pairwise(order):
+            missing = gap - (moved[above] - moved[below])
+            if missing > 0:
+                moved[below] -= missing / 2
+                moved[above] += missing / 2
+    return moved
+
+
 def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
     from matplotlib.figure import Figure  # no pyplot: it keeps global state and may want a display
 
@@ -193,7 +247,16 @@ class DrawnEpisode:
 
 
 def write_demo_report(path: Path, facts: dict[str, Any]) -> None:
-    """Fill the template with `facts` and write one self-contained file."""
+    """Write the page of the demo, one self-contained file."""
+    _write_page(path, "demo.html", facts)
+
+
+def write_comparison_report(path: Path, facts: dict[str, Any]) -> None:
+    """Write the page of the comparison, one self-contained file."""
+    _write_page(path, "compare.html", facts)
+
+
+def _write_page(path: Path, template: str, facts: dict[str, Any]) -> None:
     environment = Environment(
         loader=PackageLoader("gpldla"),
         autoescape=select_autoescape(),
@@ -201,7 +264,7 @@ def write_demo_report(path: Path, facts: dict[str, Any]) -> None:
         trim_blocks=True,
     )
     environment.filters["picture"] = picture_uri
-    page = environment.get_template("demo.html").render(facts)
+    page = environment.get_template(template).render(facts)
     write_atomically(path, page.encode())
 
 

@@ -221,7 +221,7 @@ class BaseStage(Stage):
         recipe, model = material.recipe, material.model
         counts = material.part.counts
         self.batches_an_epoch = math.ceil(int(counts.sum()) / recipe.base_batch)
-        super().__init__(material, recipe.base_epochs * self.batches_an_epoch)
+        super().__init__(material, math.ceil(recipe.base_epochs * self.batches_an_epoch))
         self.class_of_image = torch.repeat_interleave(torch.arange(len(counts)), torch.from_numpy(counts))
         self.network = _BaseNetwork(
             model.backbone, _LAYERS[classifier](model.backbone.feature_dim, len(counts))
