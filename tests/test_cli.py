@@ -336,6 +336,26 @@ class TestTrain:
         assert run("train", tmp_path / "own.toml", "-o", tmp_path / "run", *TINY_TRAINING)[0] == 0
         assert FewShotModel.from_pretrained(tmp_path / "run").info["recipe"]["shots"] == 2
 
+    def test_another_method_than_the_recipe_has(self, run, tiny_data, tmp_path):
+        command = ["train", "demo", "--method", "protonet", "-o", tmp_path / "run", *TINY_TRAINING]
+        assert run(*command, "--set", "head_normalize=true")[0] == 0
+        config = json.loads((tmp_path / "run" / "config.json").read_text("utf-8"))
+        assert (config["head"], config["head_options"]) == ("protonet", {"normalize": True})
+        assert config["info"]["recipe"]["augment"] == "characters", "the rest is the recipe's"
+
+    def test_a_method_with_a_base_stage(self, run, tiny_data, tmp_path):
+        command = ["train", "demo", "--method", "simpleshot-l2n", "-o", tmp_path / "run", *TINY_TRAINING]
+        code, _, err = run(*command, "--set", "base_epochs=2")
+        assert code == 0
+        assert "base batch 2: validation accuracy" in err
+        config = json.loads((tmp_path / "run" / "config.json").read_text("utf-8"))
+        assert (config["head"], config["head_options"]) == ("simpleshot", {"transform": "l2n"})
+
+    def test_an_unknown_method_suggests_the_nearest(self, refused, tiny_data, tmp_path):
+        line = refused("train", "demo", "--method", "protonets", "-o", tmp_path / "run", *TINY_TRAINING)
+        assert line == "gpldla: There is no method 'protonets'; did you mean 'protonet'?"
+        assert list(tmp_path.iterdir()) == []
+
     def test_a_folder_with_brackets_in_its_name(self, run, tiny_data, tmp_path):
         folder = tmp_path / "run [a][/b]"
         code, _, err = run("train", "demo", "-o", folder, *TINY_TRAINING)

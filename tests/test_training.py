@@ -285,12 +285,3 @@ def test_training_evaluation_and_adaptation_serve_heads_of_every_kind(tmp_path, 
     probabilities = model.adapt(pictures, [0] * 4 + [1] * 4).predict_proba(pictures)
     assert probabilities.sum(1) == pytest.approx(1, abs=1e-5)
     assert (probabilities.argmax(1) == [0] * 4 + [1] * 4).mean() > 0.6
-
-
-def test_a_head_that_wants_a_base_classifier_is_refused(tmp_path, passing_heads):
-    class BaseFirst(MapsHead):
-        base_stage = "linear"
-
-    register_head("test-base")(BaseFirst)
-    with pytest.raises(UserError, match="wants a base classifier first"):
-        run(tiny_recipe(head="test-base"), tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpldla.errors import UserError, did_you_mean
-from gpldla.heads import head_class, list_heads
+from gpldla.heads import list_heads
 
 FILE = Path(__file__).with_suffix(".toml")
 
@@ -29,11 +29,6 @@ class Method:
     def head(self) -> str:
         """The name of its head."""
         return self.settings["head"]
-
-    @property
-    def learns_by_episodes_alone(self) -> bool:
-        """Whether there is no classifier of the base classes first."""
-        return head_class(self.head).base_stage is None
 
     def put_on(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of a recipe with this method in place of its own."""

@@ -166,7 +166,7 @@ def read_recipe(
     """
     settings = read_settings(name_or_path)
     if method is not None:
-        settings = find_method(method).put_on(settings)
+        settings = find_method(method).put_on({"backbone": Recipe.backbone, **settings})
     return make_recipe({**settings, **(overrides or {})})
 
 

@@ -16,7 +16,7 @@ from gpldla.backbones import Backbone
 from gpldla.data import Part
 from gpldla.data.part_images import PartImages
 from gpldla.data.training_images import TRAINING_TRANSFORMS
-from gpldla.episodes import Episodes
+from gpldla.episodes import Episodes, EpisodeSampler
 from gpldla.errors import UserError
 from gpldla.evaluation import Task
 from gpldla.heads.base import unit_length
@@ -126,6 +126,13 @@ class Stage(ABC):
 # ---- episodes
 
 
+def episode_sampler(material: Material) -> EpisodeSampler:
+    """Return what draws the training episodes; episodes that the base classes cannot fill are refused."""
+    recipe = material.recipe
+    task = Task(recipe.ways, recipe.shots, recipe.queries, recipe.separate_groups)
+    return task.sampler(material.part, seed=recipe.seed, split="base")
+
+
 class EpisodeStage(Stage):
     """Meta-training: episodes of the base classes, one after the other.
 
@@ -137,9 +144,7 @@ class EpisodeStage(Stage):
     def __init__(self, material: Material, *, frozen_backbone: bool) -> None:
         recipe, model = material.recipe, material.model
         super().__init__(material, recipe.episodes)
-        self.sampler = Task(recipe.ways, recipe.shots, recipe.queries, recipe.separate_groups).sampler(
-            material.part, seed=recipe.seed, split="base"
-        )
+        self.sampler = episode_sampler(material)
         self.frozen_backbone = frozen_backbone
         model.backbone.requires_grad_(not frozen_backbone)
         groups = [{"params": list(model.head.parameters()), "lr": recipe.head_learning_rate}]
@@ -221,7 +226,7 @@ class BaseStage(Stage):
         recipe, model = material.recipe, material.model
         counts = material.part.counts
         self.batches_an_epoch = math.ceil(int(counts.sum()) / recipe.base_batch)
-        super().__init__(material, math.ceil(recipe.base_epochs * self.batches_an_epoch))
+        super().__init__(material, max(1, round(recipe.base_epochs * self.batches_an_epoch)))
         self.class_of_image = torch.repeat_interleave(torch.arange(len(counts)), torch.from_numpy(counts))
         self.network = _BaseNetwork(
             model.backbone, _LAYERS[classifier](model.backbone.feature_dim, len(counts))

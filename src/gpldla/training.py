@@ -28,7 +28,7 @@ from gpldla.model import FewShotModel
 from gpldla.process import stop_signals
 from gpldla.progress import Reporter, TrainingProgress, say
 from gpldla.recipe import Recipe
-from gpldla.stages import BaseStage, EpisodeStage, Material, Stage, Window
+from gpldla.stages import BaseStage, EpisodeStage, Material, Stage, Window, episode_sampler
 
 METRICS = "metrics.jsonl"
 
@@ -83,6 +83,7 @@ def train(
 
 def _check_same_recipe(before: dict[str, Any], recipe: Recipe, folder: Path) -> None:
     now = recipe.flat()
+    before = Recipe(head=recipe.head).flat() | before  # a setting that did not exist then had its default
     changed = [
         f"{key} ({before.get(key)!r}, now {now.get(key)!r})"
         for key in sorted(before.keys() | now.keys())
@@ -110,6 +111,8 @@ class _Run:
         self.model.to(fabric.device)
         self.material = Material(recipe, self.model, protocol.part("base"), fabric)
         self.stages = _stages(recipe, self.model)
+        if EpisodeStage in (stage.func for stage in self.stages):  # as for validation: said now
+            episode_sampler(self.material)
         self.stage_number = 0
         self.stage = self.stages[0](self.material)
         self.averaged = self._new_average()
@@ -151,6 +154,9 @@ class _Run:
     def _begin_stage(self, number: int) -> None:
         """Go on to a stage, from the best weights of the one before."""
         self.stage_number = number
+        self.best_accuracy = (
+            -1.0
+        )  # what a stage has learned is kept, even where the one before looked as good
         self.model.load_state_dict(self.best_weights)
         self.stage = self.stages[number](self.material)
         self.averaged = self._new_average()
@@ -302,6 +308,8 @@ class _Run:
         self._write_model()
 
     def _write_model(self) -> None:
+        if not self.best_weights:  # stopped before validation, which does this too
+            self._fill_base_mean(self._current_model())
         self.kept_model().save(self.folder)
 
     def restore(self, state: TrainingState) -> None:
@@ -332,7 +340,7 @@ class _Run:
             write_atomically(path, "".join(kept).encode())
 
 
-def _stages(recipe: Recipe, model: FewShotModel) -> list[Callable[[Material], Stage]]:
+def _stages(recipe: Recipe, model: FewShotModel) -> list[partial[Any]]:
     """Return what makes each stage, in order.
 
     A head that asks for a base classifier gets a network that is frozen after it, and episodes only if it
@@ -343,7 +351,7 @@ def _stages(recipe: Recipe, model: FewShotModel) -> list[Callable[[Material], St
     if classifier in (None, "none"):
         return [partial(EpisodeStage, frozen_backbone=False)]
     frozen = wanted is not None
-    stages: list[Callable[[Material], Stage]] = [partial(BaseStage, classifier=classifier)]
+    stages: list[partial[Any]] = [partial(BaseStage, classifier=classifier)]
     if not frozen or list(model.head.parameters()):
         stages.append(partial(EpisodeStage, frozen_backbone=frozen))
     return stages

@@ -182,7 +182,7 @@ class TestQuadratureIsConsistent:
 
     def test_gradient_is_that_of_the_integral(self):
         mean, var = random_logits(4, 4, log_var=(-1.0, 1.0))
-        torch.autograd.gradcheck(quadrature, (mean.requires_grad_(), var.requires_grad_()), atol=1e-4)
+        torch.autograd.gradcheck(quadrature, (mean.requires_grad_(), var.requires_grad_()), atol=1e-3)
 
     def test_float32_agrees_with_float64(self):
         mean, var = random_logits(200, 5)

@@ -28,8 +28,10 @@ class Rows:
             return cls(features, squared, None)
         norm2 = squared.sum(-1, keepdim=True)
         if features.device.type == "cpu" and not torch.compiler.is_compiling() and norm2.numel():
-            lowest, highest = norm2.aminmax()  # elsewhere a look means waiting
-            if not (lowest > SAFE_NORM2[0] and highest < SAFE_NORM2[1]):  # or a feature is zero
+            lowest, highest = (
+                extreme.item() for extreme in norm2.detach().aminmax()
+            )  # elsewhere it means waiting
+            if not (SAFE_NORM2[0] < lowest and highest < SAFE_NORM2[1]):  # or a feature is zero
                 features = _of_safe_size(features)
                 squared = features.square()
                 norm2 = squared.sum(-1, keepdim=True)
