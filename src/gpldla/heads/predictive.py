@@ -20,7 +20,7 @@ _GUMBEL_MIXTURE = (
     (0.193067, 1.629429, 1.367907),
     (0.037996, 2.607113, 2.219624),
 )
-FEWEST_POINTS = 12
+FEWEST_POINTS = 13
 _GUMBEL_MEAN = 0.5772156649015329
 _GUMBEL_VARIANCE = math.pi**2 / 6
 
@@ -62,7 +62,7 @@ def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor
     closed forms. The integrand is smooth and vanishes at both ends, where the trapezoid rule converges
     exponentially; constant factors cancel when p is normalised.
 
-    n_points: None gives each query as many as its narrowest class needs, 12 where the variances are alike;
+    n_points: None gives each query as many as its narrowest class needs, 13 where the variances are alike;
     a number keeps the shapes independent of the data (compiled graphs).
     """
     spread = (var.detach() + _GUMBEL_VARIANCE).sqrt()  # standard deviation of X_j
@@ -72,9 +72,9 @@ def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor
     if n_points is not None:
         return _trapezoid(mean, var, lowest, highest, n_points)
 
-    # The step should not exceed 3/4 of the narrowest spread among the classes that reach into the interval.
+    # The step should not exceed 0.8 of the narrowest spread among the classes that reach into the interval.
     narrowest = spread.masked_fill(centre + 4.5 * spread < lowest, math.inf).amin(-1, keepdim=True)
-    steps = (highest - lowest) / (0.75 * narrowest)
+    steps = (highest - lowest) / (0.8 * narrowest)
     doublings = (steps / (FEWEST_POINTS - 1)).log2().ceil().clamp(0, 7).nan_to_num(0).squeeze(-1)
     fewest, most = torch.aminmax(doublings) if doublings.numel() else (torch.zeros(()), torch.zeros(()))
     if fewest == most:
