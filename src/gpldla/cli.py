@@ -29,9 +29,12 @@ data_app = typer.Typer(
     help="Data sets: what there is, packing it, and what it looks like.", no_args_is_help=True
 )
 app.add_typer(data_app, name="data")
+bench_app = typer.Typer(help="Speed side by side, in one run.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
 
 # Wrong usage, such as an unknown option: click's ClickException, which newer versions of typer keep inside.
 WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+TABLE_WIDTH = 160  # of tables that do not go to a terminal
 FAULTS_SHOWN = 5  # of each data set in `data list`
 
 messages = Console(stderr=True)
@@ -206,6 +209,67 @@ def evaluate(
         typer.echo(json.dumps(numbers, indent=2))
     else:
         Console().print(evaluation_table(numbers))
+
+
+@app.command("tables")
+def show_tables(
+    name: Annotated[str, typer.Argument(help="methods, or one of the paper's tables.")] = "methods",
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of measured results; default: those that come with gpldla.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Print the paper's tables with our numbers beside them; nothing is run.
+
+    Example: gpldla tables methods
+    """
+    from gpldla import tables
+
+    if as_json:
+        typer.echo(tables.as_json(results))
+        return
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, TABLE_WIDTH)  # a file or a pipe has no edge
+    for table in tables.tables(name, results):
+        console.print(table)
+
+
+@bench_app.command("heads")
+def bench_heads(
+    device: Device = "auto",
+    batches: Annotated[str, typer.Option(help="Episodes at once, separated by commas.")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 5,
+    output: Annotated[
+        Path | None, typer.Option("--json", help="Write the numbers to this file, too.")
+    ] = None,
+) -> None:
+    """Time GPLDLA and its rivals: from features of an episode to the probabilities of its queries.
+
+    Example: gpldla bench heads --device cpu --batches 1,16,256
+    """
+    import torch
+
+    from gpldla.bench.heads import BATCHES, bench_heads, heads_tables
+    from gpldla.files import write_json
+    from gpldla.progress import Reporter
+
+    try:
+        sizes = tuple(int(size) for size in batches.split(",")) if batches else BATCHES
+    except ValueError:
+        raise UserError(f"--batches {batches!r} must be whole numbers separated by commas.") from None
+    if min(sizes) < 1:
+        raise UserError("--batches must be at least 1.")
+    results = bench_heads(
+        torch.device(_torch_device(device)), batches=sizes, rounds=rounds, reporter=Reporter(messages)
+    )
+    if output is not None:
+        write_json(output, results)
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, TABLE_WIDTH)
+    for table in heads_tables(results):
+        console.print(table)
 
 
 @data_app.command("list")

@@ -8,6 +8,8 @@ from statistics import median
 from typing import Any
 
 import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 from torch import Tensor
 
 from gpldla.bench.timing import median_ratio, seconds_a_call
@@ -110,16 +112,36 @@ def _rows(heads: dict[str, Head], episodes: Episodes, shots: int, rounds: int) -
     ]
 
 
-def slower_than_ours(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows in which another method is faster than GPLDLA."""
-    return [row for row in results["rows"] if row["ratio"] < 1]
+def heads_tables(results: dict[str, Any]) -> list[Table]:
+    """Return one table a number of shots: microseconds an episode, and how many times GPLDLA's that is."""
+    batches = sorted({row["batch"] for row in results["rows"]})
+    tables = []
+    for shots in sorted({row["shots"] for row in results["rows"]}):
+        table = Table(
+            title=f"{results['ways']}-way {shots}-shot, {results['queries']} queries, d = {results['features']}:"
+            " µs an episode (times GPLDLA's)",
+            title_justify="left",
+            caption=f"Columns: episodes at once. {results['device']}.",
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+        )
+        table.add_column("method", no_wrap=True)
+        for batch in batches:
+            table.add_column(str(batch), justify="right", no_wrap=True)
+        rows = [row for row in results["rows"] if row["shots"] == shots]
+        for name in dict.fromkeys(row["method"] for row in rows):
+            own = {row["batch"]: row for row in rows if row["method"] == name}
+            cells = [_cell(own[batch]) if batch in own else "" for batch in batches]
+            table.add_row(name, *cells, style="bold" if name == OURS else None)
+        tables.append(table)
+    return tables
 
 
-def batches_of(results: dict[str, Any]) -> list[int]:
-    """Return the sizes of batches that were timed, in order."""
-    return sorted({row["batch"] for row in results["rows"]})
+def _cell(row: dict[str, Any]) -> str:
+    return f"{_two_digits(row['us_an_episode'])} ({_two_digits(row['ratio'])})"
 
 
-def ratio_text(ratio: float) -> str:
-    """Write a ratio with two digits that matter."""
-    return f"{ratio:.{max(0, 1 - math.floor(math.log10(ratio)))}f}"
+def _two_digits(value: float) -> str:
+    """Write a number with at least two digits that matter."""
+    return f"{value:,.{max(0, 1 - math.floor(math.log10(value)))}f}"

@@ -1,0 +1,206 @@
+"""The paper's tables, with its numbers and ours side by side; nothing is run."""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from gpldla.bench.heads import TIMED
+from gpldla.errors import UserError, did_you_mean
+from gpldla.files import read_json
+from gpldla.methods import methods
+
+PAPER = Path(__file__).with_name("paper_tables.toml")
+METHODS = "methods"  # the name of the view of all methods
+RUNNING_TIME = "running-time"
+# Where results/ is: in an installed package beside this file, in a checkout at its root.
+RESULTS = (Path(__file__).with_name("results"), Path(__file__).parents[2] / "results")
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table as printed: one setting a column, and a row of texts a method, empty where there is none."""
+
+    name: str
+    title: str
+    measure: str
+    columns: list[dict[str, Any]]
+    rows: dict[str, list[str]]
+
+
+def paper_tables() -> dict[str, PaperTable]:
+    """Return the tables by name."""
+    written = tomllib.loads(PAPER.read_text("utf-8"))
+    return {name: PaperTable(name, **table) for name, table in written.items()}
+
+
+def results_folder() -> Path:
+    """Return where the measured numbers are."""
+    return next((folder for folder in RESULTS if folder.is_dir()), RESULTS[-1])
+
+
+def read_cells(folder: Path) -> list[dict[str, Any]]:
+    """Return the measured cells: every JSON in `folder`/cells, with method, dataset, backbone and shots."""
+    cells = [read_json(path) for path in sorted((folder / "cells").glob("*.json"))]
+    for path, cell in zip(sorted((folder / "cells").glob("*.json")), cells):
+        if not isinstance(cell, dict) or not {"method", "dataset", "backbone", "shots"} <= cell.keys():
+            raise UserError(
+                f"{path} is not a measured cell: it must name method, dataset, backbone and shots."
+            )
+    return cells
+
+
+def tables(name: str, folder: Path | None = None) -> list[Table]:
+    """Return one of the paper's tables, or with the name "methods" all that we know of every method."""
+    folder = folder or results_folder()
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}; name the one that holds the results.")
+    known = paper_tables()
+    if name == METHODS:
+        chosen = list(known.values())
+    elif name in known:
+        chosen = [known[name]]
+    else:
+        raise UserError(f"There is no table {name!r}{did_you_mean(name, [METHODS, *known])}")
+    cells = read_cells(folder)
+    shown = [
+        _times_table(table, folder) if table.name == RUNNING_TIME else _cells_table(table, cells)
+        for table in chosen
+    ]
+    if name == METHODS and (folder / "compare.json").is_file():
+        shown.append(_comparison(folder))
+    return shown
+
+
+def _cells_table(table: PaperTable, cells: Sequence[dict[str, Any]]) -> Table:
+    """Put our cells beside the paper's; a method of ours that the paper lacks gets a row if it was measured."""
+    ours = {
+        (cell["method"], number): cell
+        for cell in cells
+        for number, column in enumerate(table.columns)
+        if all(cell[key] == value for key, value in column.items()) and table.measure in cell
+    }
+    names = _names(table.rows, {method for method, _ in ours})
+    shown = _table(table.title)
+    for column in table.columns:
+        setting = f"{column['dataset']} {column['backbone']} {column['shots']}-shot"
+        shown.add_column(f"{setting}\npaper", justify="right", no_wrap=True)
+        shown.add_column("\nours", justify="right", no_wrap=True)
+    notes: dict[str, str] = {}
+    for name in names:
+        texts = []
+        for number, paper in enumerate(table.rows.get(name, [""] * len(table.columns))):
+            cell = ours.get((name, number))
+            texts += [paper, "" if cell is None else _with_note(_value(cell, table.measure), cell, notes)]
+        shown.add_row(_title(name), *texts)
+    shown.caption = "\n".join(f"{mark} {note}" for note, mark in notes.items()) or None
+    return shown
+
+
+def _value(cell: dict[str, Any], measure: str) -> str:
+    spread = f" ± {cell['interval']:.2f}" if measure == "accuracy" and "interval" in cell else ""
+    return f"{cell[measure]:.2f}{spread}"
+
+
+def _with_note(text: str, cell: dict[str, Any], notes: dict[str, str]) -> str:
+    """Mark a cell that has something to be said about it."""
+    if "note" not in cell:
+        return text
+    return text + notes.setdefault(cell["note"], "*" * (len(notes) + 1))
+
+
+def _times_table(table: PaperTable, folder: Path) -> Table:
+    """Put our times on a GPU, one episode at a time and in batches, beside the paper's."""
+    shown = _table(table.title)
+    measured = {
+        device: read_json(folder / f"bench_heads_{device}.json")
+        for device in ("cuda", "cpu")
+        if (folder / f"bench_heads_{device}.json").is_file()
+    }
+    row_names = {_method_of(label): label for label in TIMED if _method_of(label)}
+    for column in table.columns:
+        shown.add_column(f"{column['shots']}-shot\npaper", justify="right", no_wrap=True)
+        for device in measured:
+            what = "ms, one" if device == "cuda" else "times GPLDLA's"
+            shown.add_column(f"\nours, {device.upper()},\n{what}", justify="right", no_wrap=True)
+    for name, paper in table.rows.items():
+        texts = []
+        for number, column in enumerate(table.columns):
+            texts.append(paper[number])
+            for device, results in measured.items():
+                row = _single_episode(results, row_names.get(name), column["shots"])
+                value = (
+                    None
+                    if row is None
+                    else (row["us_an_episode"] / 1e3 if device == "cuda" else row["ratio"])
+                )
+                texts.append("" if value is None else f"{value:.2f}")
+        shown.add_row(_title(name), *texts)
+    devices = "; ".join(f"{device.upper()}: {results['device']}" for device, results in measured.items())
+    shown.caption = devices and f"{devices}. All batches: gpldla bench heads."
+    return shown
+
+
+def _single_episode(results: dict[str, Any], label: str | None, shots: int) -> dict[str, Any] | None:
+    for row in results["rows"]:
+        if (row["method"], row["shots"], row["batch"]) == (label, shots, 1):
+            return row
+    return None
+
+
+def _method_of(label: str) -> str | None:
+    """Return the method that a timed head stands for, if its default is timed."""
+    head, options = TIMED[label]
+    if options.get("predictive"):
+        return None
+    wanted = {"head": head, **{f"head_{key}": value for key, value in options.items()}}
+    for method in methods().values():
+        own = {key: value for key, value in method.settings.items() if key in wanted}
+        if own == wanted:
+            return method.name
+    return None
+
+
+def _comparison(folder: Path) -> Table:
+    from gpldla.compare import comparison_table
+
+    results = read_json(folder / "compare.json")
+    shown = comparison_table(results["rows"])
+    shown.caption = f"{shown.caption}\nBy {results['command']} on {results['device']}."
+    return shown
+
+
+def _names(paper: dict[str, list[str]], measured: set[str]) -> list[str]:
+    """Return the rows: the paper's in its order, ours last, and before it what only we have measured."""
+    others = [name for name in methods() if name in measured and name not in paper]
+    last = [name for name in paper if name == "gpldla"]
+    return [*(name for name in paper if name not in last), *others, *last]
+
+
+def _title(name: str) -> str:
+    known = methods()
+    return known[name].title if name in known else f"{name} (not here yet)"
+
+
+def _table(title: str) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("\nmethod", no_wrap=True)
+    return table
+
+
+def as_json(folder: Path | None = None) -> str:
+    """Return the paper's tables and the measured cells as JSON."""
+    folder = folder or results_folder()
+    paper = {name: {**vars(table)} for name, table in paper_tables().items()}
+    return json.dumps({"paper": paper, "ours": read_cells(folder)}, indent=2, ensure_ascii=False)
