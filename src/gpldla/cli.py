@@ -229,8 +229,6 @@ def show_tables(
         typer.echo(tables.as_json(results))
         return
     console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, TABLE_WIDTH)  # a file or a pipe has no edge
     for table in tables.tables(name, results):
         console.print(table)
 
@@ -267,7 +265,7 @@ def bench_heads(
         write_json(output, results)
     console = Console()
     if not console.is_terminal:
-        console.width = max(console.width, TABLE_WIDTH)
+        console.width = max(console.width, TABLE_WIDTH)  # a file or a pipe has no edge
     for table in heads_tables(results):
         console.print(table)
 

@@ -16,6 +16,7 @@ from gpldla.files import read_json
 from gpldla.methods import methods
 
 PAPER = Path(__file__).with_name("paper_tables.toml")
+OURS = "gpldla"
 METHODS = "methods"  # the name of the view of all methods
 RUNNING_TIME = "running-time"
 # Where results/ is: in an installed package beside this file, in a checkout at its root.
@@ -46,12 +47,12 @@ def results_folder() -> Path:
 
 def read_cells(folder: Path) -> list[dict[str, Any]]:
     """Return the measured cells: every JSON in `folder`/cells, with method, dataset, backbone and shots."""
-    cells = [read_json(path) for path in sorted((folder / "cells").glob("*.json"))]
-    for path, cell in zip(sorted((folder / "cells").glob("*.json")), cells):
+    cells = []
+    for path in sorted((folder / "cells").glob("*.json")):
+        cell = read_json(path)
         if not isinstance(cell, dict) or not {"method", "dataset", "backbone", "shots"} <= cell.keys():
-            raise UserError(
-                f"{path} is not a measured cell: it must name method, dataset, backbone and shots."
-            )
+            raise UserError(f"{path} is no measured cell: it must name method, dataset, backbone and shots.")
+        cells.append(cell)
     return cells
 
 
@@ -68,36 +69,60 @@ def tables(name: str, folder: Path | None = None) -> list[Table]:
     else:
         raise UserError(f"There is no table {name!r}{did_you_mean(name, [METHODS, *known])}")
     cells = read_cells(folder)
-    shown = [
-        _times_table(table, folder) if table.name == RUNNING_TIME else _cells_table(table, cells)
-        for table in chosen
-    ]
+    shown = []
+    for table in chosen:
+        if table.name == RUNNING_TIME:
+            shown.append(_times_table(table, folder))
+        else:
+            shown += _cells_tables(table, cells)
     if name == METHODS and (folder / "compare.json").is_file():
         shown.append(_comparison(folder))
     return shown
 
 
-def _cells_table(table: PaperTable, cells: Sequence[dict[str, Any]]) -> Table:
-    """Put our cells beside the paper's; a method of ours that the paper lacks gets a row if it was measured."""
-    ours = {
-        (cell["method"], number): cell
-        for cell in cells
-        for number, column in enumerate(table.columns)
-        if all(cell[key] == value for key, value in column.items()) and table.measure in cell
-    }
-    names = _names(table.rows, {method for method, _ in ours})
-    shown = _table(table.title)
-    for column in table.columns:
-        setting = f"{column['dataset']} {column['backbone']} {column['shots']}-shot"
-        shown.add_column(f"{setting}\npaper", justify="right", no_wrap=True)
+def _cells_tables(table: PaperTable, cells: Sequence[dict[str, Any]]) -> list[Table]:
+    """Put our cells beside the paper's, one table a network and data set, narrow enough for a terminal.
+
+    A method that the paper lacks gets a row if we have measured it.
+    """
+    shown = []
+    for setting in dict.fromkeys((column["dataset"], column["backbone"]) for column in table.columns):
+        numbers = [
+            number
+            for number, column in enumerate(table.columns)
+            if (column["dataset"], column["backbone"]) == setting
+        ]
+        paper = {name: [row[number] for number in numbers] for name, row in table.rows.items()}
+        ours = {
+            (cell["method"], cell["shots"]): cell
+            for cell in cells
+            if (cell["dataset"], cell["backbone"]) == setting and table.measure in cell
+        }
+        shots = [table.columns[number]["shots"] for number in numbers]
+        title = f"{table.title} ({', '.join(setting)})"
+        shown.append(_setting_table(title, table.measure, shots, paper, ours))
+    return shown
+
+
+def _setting_table(
+    title: str,
+    measure: str,
+    shots: list[int],
+    paper: dict[str, list[str]],
+    ours: dict[tuple[str, int], dict[str, Any]],
+) -> Table:
+    shown = _table(title)
+    for number in shots:
+        shown.add_column(f"{number}-shot\npaper", justify="right", no_wrap=True)
         shown.add_column("\nours", justify="right", no_wrap=True)
     notes: dict[str, str] = {}
-    for name in names:
+    for name in _names(paper, {method for method, _ in ours}):
         texts = []
-        for number, paper in enumerate(table.rows.get(name, [""] * len(table.columns))):
+        for number, text in zip(shots, paper.get(name, [""] * len(shots))):
             cell = ours.get((name, number))
-            texts += [paper, "" if cell is None else _with_note(_value(cell, table.measure), cell, notes)]
-        shown.add_row(_title(name), *texts)
+            texts += [text, "" if cell is None else _with_note(_value(cell, measure), cell, notes)]
+        if any(texts):
+            shown.add_row(_title(name), *texts, style="bold" if name == OURS else None)
     shown.caption = "\n".join(f"{mark} {note}" for note, mark in notes.items()) or None
     return shown
 
@@ -115,7 +140,7 @@ def _with_note(text: str, cell: dict[str, Any], notes: dict[str, str]) -> str:
 
 
 def _times_table(table: PaperTable, folder: Path) -> Table:
-    """Put our times on a GPU, one episode at a time and in batches, beside the paper's."""
+    """Put our times beside the paper's: of one episode on a GPU, and how many times GPLDLA's on a CPU."""
     shown = _table(table.title)
     measured = {
         device: read_json(folder / f"bench_heads_{device}.json")
@@ -126,8 +151,8 @@ def _times_table(table: PaperTable, folder: Path) -> Table:
     for column in table.columns:
         shown.add_column(f"{column['shots']}-shot\npaper", justify="right", no_wrap=True)
         for device in measured:
-            what = "ms, one" if device == "cuda" else "times GPLDLA's"
-            shown.add_column(f"\nours, {device.upper()},\n{what}", justify="right", no_wrap=True)
+            what = "GPU, ms" if device == "cuda" else "CPU, ratio"
+            shown.add_column(f"\n{what}", justify="right", no_wrap=True)
     for name, paper in table.rows.items():
         texts = []
         for number, column in enumerate(table.columns):
@@ -140,7 +165,7 @@ def _times_table(table: PaperTable, folder: Path) -> Table:
                     else (row["us_an_episode"] / 1e3 if device == "cuda" else row["ratio"])
                 )
                 texts.append("" if value is None else f"{value:.2f}")
-        shown.add_row(_title(name), *texts)
+        shown.add_row(_title(name), *texts, style="bold" if name == OURS else None)
     devices = "; ".join(f"{device.upper()}: {results['device']}" for device, results in measured.items())
     shown.caption = devices and f"{devices}. All batches: gpldla bench heads."
     return shown
@@ -178,7 +203,7 @@ def _comparison(folder: Path) -> Table:
 def _names(paper: dict[str, list[str]], measured: set[str]) -> list[str]:
     """Return the rows: the paper's in its order, ours last, and before it what only we have measured."""
     others = [name for name in methods() if name in measured and name not in paper]
-    last = [name for name in paper if name == "gpldla"]
+    last = [name for name in paper if name == OURS]
     return [*(name for name in paper if name not in last), *others, *last]
 
 

@@ -118,8 +118,8 @@ def heads_tables(results: dict[str, Any]) -> list[Table]:
     tables = []
     for shots in sorted({row["shots"] for row in results["rows"]}):
         table = Table(
-            title=f"{results['ways']}-way {shots}-shot, {results['queries']} queries, d = {results['features']}:"
-            " µs an episode (times GPLDLA's)",
+            title=f"{results['ways']}-way {shots}-shot, {results['queries']} queries,"
+            f" d = {results['features']}: µs an episode (times GPLDLA's)",
             title_justify="left",
             caption=f"Columns: episodes at once. {results['device']}.",
             caption_justify="left",
