@@ -45,7 +45,7 @@ def run_comparison(
     chosen = list(methods().values()) if names is None else [find_method(name) for name in names]
     protocol = load_protocol("glyphs", access=Access(places or Places(), Reporter(console)))
     novel = protocol.part("novel")
-    episodes = 20 if fast else 200
+    episodes = 20 if fast else 120
     evaluators, rows = {}, []
     for number, method in enumerate(chosen, 1):
         say(console, f"{number} of {len(chosen)}: {method.title}")

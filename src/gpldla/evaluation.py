@@ -127,7 +127,7 @@ def _image_chunks(model: FewShotModel, part: Part, numbers: Tensor) -> Iterator[
     """Yield images as the network wants them, a chunk at a time: the store may be larger than memory."""
     device, size = model.device, model.preprocessing.size
     at_once = max(1, min(_limit(IMAGES_AT_ONCE, device), _limit(INPUT_PIXELS_AT_ONCE, device) // size**2))
-    for chunk in numbers.split(at_once):
+    for chunk in numbers.split(at_once) if len(numbers) else ():  # a GPU cannot resize no images
         stored = torch.from_numpy(part.read(chunk.numpy())).to(device)
         yield evaluation_images(stored, model.preprocessing)
 

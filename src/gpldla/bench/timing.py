@@ -14,7 +14,7 @@ ENOUGH_SECONDS = 40.0  # after which two rounds will do
 def seconds_a_call(
     ways: dict[str, Callable[[], object]], device: torch.device, rounds: int
 ) -> dict[str, list[float]]:
-    """Return for each way its seconds a call, one number a round; slow ones get fewer rounds, all the same."""
+    """Return for each way its seconds a call, one number a round; slow work gets fewer rounds."""
     measured: dict[str, list[float]] = {name: [] for name in ways}
     started = time.perf_counter()
     for number in range(rounds):
