@@ -7,6 +7,7 @@ by `benchmarks/predictive.py`; its table is in docs/predictive.md.
 
 import math
 from functools import lru_cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ _GUMBEL_MIXTURE = (
     (0.037996, 2.607113, 2.219624),
 )
 FEWEST_POINTS = 13
+MOST_CLASSES_OF_THE_KERNEL = 64  # more do not fit in a GPU's registers
 _GUMBEL_MEAN = 0.5772156649015329
 _GUMBEL_VARIANCE = math.pi**2 / 6
 
@@ -65,6 +67,10 @@ def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor
     n_points: None gives each query as many as its narrowest class needs, 13 where the variances are alike;
     a number keeps the shapes independent of the data (compiled graphs).
     """
+    if n_points is None and _one_kernel_serves(mean, var):
+        from gpldla.kernels.quadrature import integrate
+
+        return integrate(mean, var)
     spread = (var.detach() + _GUMBEL_VARIANCE).sqrt()  # standard deviation of X_j
     centre = mean.detach() + _GUMBEL_MEAN
     lowest = (centre - 3 * spread).amax(-1, keepdim=True)  # the largest X_j is hardly ever below this ...
@@ -86,6 +92,25 @@ def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor
             mean[rows], var[rows], lowest[rows], highest[rows], FEWEST_POINTS * 2 ** int(doubling)
         )
     return log_p
+
+
+def _one_kernel_serves(mean: Tensor, var: Tensor) -> bool:
+    """Say whether these logits are for the kernel: on a GPU with Triton, in float32, no gradient wanted."""
+    wants_gradient = torch.is_grad_enabled() and (mean.requires_grad or var.requires_grad)
+    return (
+        mean.is_cuda
+        and mean.dtype == torch.float32
+        and mean.numel() > 0
+        and mean.shape[-1] <= MOST_CLASSES_OF_THE_KERNEL
+        and not wants_gradient
+        and not torch.compiler.is_compiling()
+        and _has_triton()
+    )
+
+
+@lru_cache(maxsize=1)
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def _trapezoid(mean: Tensor, var: Tensor, lowest: Tensor, highest: Tensor, n_points: int) -> Tensor:
