@@ -30,7 +30,6 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from gpldla.provenance import provenance
 from gpldla.backbones import Preprocessing, backbone_preprocessing
 from gpldla.data import Access, Part, Places, load_set
 from gpldla.data.catalog import find_set
@@ -40,6 +39,7 @@ from gpldla.data.sets import StoredSet
 from gpldla.data.source_files import read_tree
 from gpldla.data.training_images import TRAINING_TRANSFORMS
 from gpldla.process import prepare_process
+from gpldla.provenance import provenance
 
 WORKERS = 2
 BATCH = 85  # a 5-way 1-shot episode with 16 queries a class

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from gpldla.provenance import provenance
 from gpldla.heads import create_head, predictive
 from gpldla.heads.linear_gp import LinearGPPosterior
+from gpldla.provenance import provenance
 
 TOLERANCE = 0.02  # the largest error in a probability that is still taken for exact
 SEEDS = (0, 1, 2)  # one episode each, in every case and for every overlap

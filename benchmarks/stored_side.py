@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpldla.provenance import provenance
 from gpldla.data import load_protocol
+from gpldla.provenance import provenance
 from gpldla.recipe import read_recipe
 from gpldla.training import train
 

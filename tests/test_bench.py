@@ -1,0 +1,200 @@
+import io
+import json
+import math
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+
+from gpldla.bench import heads, timing
+from gpldla.bench.timing import median_ratio, seconds_a_call
+from gpldla.heads import create_head
+
+CPU = torch.device("cpu")
+BATCHES = (1, 2)
+
+
+def make_small(patch):
+    """Few features and queries, timed for a blink."""
+    patch.setattr(heads, "FEATURES", 16)
+    patch.setattr(heads, "QUERIES", 2)
+    patch.setattr(timing, "MEASURED_SECONDS", 0.001)
+    patch.setattr(timing, "SETTLING_SECONDS", 0.0)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    make_small(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def results():
+    with pytest.MonkeyPatch.context() as patch:
+        make_small(patch)
+        return heads.bench_heads(CPU, batches=BATCHES, rounds=1)
+
+
+def text(tables):
+    console = Console(width=200, file=io.StringIO())
+    for table in tables:
+        console.print(table)
+    return console.file.getvalue()
+
+
+class TestTiming:
+    @pytest.fixture
+    def work(self, monkeypatch):
+        """Return what makes calls that take as long as they say, on a clock of their own."""
+        clock = SimpleNamespace(now=0.0, calls=[])
+        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+        def make(name, seconds):
+            def call():
+                clock.now += seconds
+                clock.calls.append(name)
+
+            return call
+
+        make.clock = clock
+        return make
+
+    def test_one_number_a_round_is_the_time_of_a_call(self, work):
+        measured = seconds_a_call({"a": work("a", 0.003), "b": work("b", 0.006)}, CPU, 4)
+        assert measured == {"a": pytest.approx([0.003] * 4), "b": pytest.approx([0.006] * 4)}
+
+    def test_twice_the_work_has_twice_the_time(self, work):
+        measured = seconds_a_call({"once": work("once", 0.002), "twice": work("twice", 0.004)}, CPU, 3)
+        assert median_ratio(measured["twice"], measured["once"]) == pytest.approx(2)
+
+    def test_ways_are_timed_in_turn(self, work):
+        seconds_a_call({"a": work("a", 0.01), "b": work("b", 0.01)}, CPU, 2)
+        calls = work.clock.calls
+        changes = [name for name, before in zip(calls, [None, *calls]) if name != before]
+        assert changes == ["a", "b", "a", "b"]
+
+    def test_fast_work_is_repeated_for_long_enough(self, work):
+        seconds_a_call({"a": work("a", 1e-4)}, CPU, 1)
+        assert work.clock.now >= timing.SETTLING_SECONDS + timing.MEASURED_SECONDS
+        assert work.clock.now < 1.5 * (timing.SETTLING_SECONDS + timing.MEASURED_SECONDS)
+
+    def test_slow_work_settles_once_and_gets_two_rounds(self, work):
+        measured = seconds_a_call({"a": work("a", 30.0), "b": work("b", 1e-2)}, CPU, 5)
+        assert {name: len(rounds) for name, rounds in measured.items()} == {"a": 2, "b": 2}
+        assert work.clock.calls.count("a") == 1 + 2
+
+    def test_a_real_clock_sees_more_work(self, monkeypatch):
+        monkeypatch.setattr(timing, "MEASURED_SECONDS", 0.005)
+        monkeypatch.setattr(timing, "SETTLING_SECONDS", 0.001)
+        ways = {n: lambda n=n: sum(range(n)) for n in (1_000, 50_000)}
+        measured = seconds_a_call(ways, CPU, 3)
+        assert median_ratio(measured[50_000], measured[1_000]) > 2
+
+    def test_a_ratio_is_taken_within_each_round(self):
+        assert median_ratio([1.0, 10.0, 6.0], [1.0, 5.0, 2.0]) == 2.0
+
+
+class TestHeads:
+    def test_every_method_has_a_row_for_all_shots_and_batches(self, results):
+        rows = {(row["method"], row["shots"], row["batch"]) for row in results["rows"]}
+        ours = {(name, shots, batch) for name in heads.TIMED for shots in (1, 5) for batch in BATCHES}
+        assert {row for row in rows if row[0] != heads.GPYTORCH} == ours
+        assert len(rows) == len(results["rows"])
+
+    @pytest.mark.skipif(find_spec("gpytorch") is None, reason="needs GPyTorch")
+    def test_gpytorch_has_rows_for_the_batches_that_it_is_given(self, results):
+        rows = [(row["shots"], row["batch"]) for row in results["rows"] if row["method"] == heads.GPYTORCH]
+        assert rows == [(1, 1), (5, 1)]
+
+    def test_without_gpytorch_the_others_are_timed(self, small, monkeypatch):
+        monkeypatch.setattr(heads, "find_spec", lambda name: None)
+        rows = heads.bench_heads(CPU, batches=(1,), rounds=1)["rows"]
+        assert list(dict.fromkeys(row["method"] for row in rows)) == list(heads.TIMED)
+
+    def test_times_are_compared_with_gpldla(self, results):
+        assert {row["ratio"] for row in results["rows"] if row["method"] == "GPLDLA"} == {1}
+        assert all(row["us_an_episode"] > 0 for row in results["rows"])
+
+    def test_one_round_makes_ratios_of_the_times(self, results):
+        times = {(row["method"], row["shots"], row["batch"]): row["us_an_episode"] for row in results["rows"]}
+        for row in results["rows"]:
+            ours = times["GPLDLA", row["shots"], row["batch"]]
+            assert row["ratio"] == pytest.approx(row["us_an_episode"] / ours)
+
+    def test_the_results_say_what_was_measured_where(self, results):
+        assert {"commit", "device"} <= results.keys()
+        assert (results["ways"], results["queries"], results["features"], results["rounds"]) == (5, 10, 16, 1)
+
+    def test_a_table_a_number_of_shots_with_every_method(self, results):
+        one, five = heads.heads_tables(results)
+        assert "5-way 1-shot, 10 queries, d = 16" in one.title
+        assert "5-way 5-shot" in five.title
+        for table in (one, five):
+            assert [column.header for column in table.columns] == ["method", "1", "2"]
+            assert {*heads.TIMED} <= {*table.columns[0].cells}
+            assert "(1.0)" in next(table.columns[1].cells)
+
+    def test_a_batch_that_was_not_timed_is_left_empty(self, results):
+        rows = [row for row in results["rows"] if (row["method"], row["batch"]) != ("MetaQDA, MAP", 2)]
+        table = heads.heads_tables({**results, "rows": rows})[0]
+        names = list(table.columns[0].cells)
+        assert list(table.columns[2].cells)[names.index("MetaQDA, MAP")] == ""
+
+    @pytest.mark.parametrize(
+        ("time", "ratio", "cell"),
+        [(1234.2, 0.456, "1,234 (0.46)"), (56.78, 10.4, "57 (10)"), (0.0123, 1.0, "0.012 (1.0)")],
+    )
+    def test_cells_have_the_digits_that_matter(self, results, time, ratio, cell):
+        row = {"method": "GPLDLA", "shots": 1, "batch": 1, "us_an_episode": time, "ratio": ratio}
+        assert cell in text(heads.heads_tables({**results, "rows": [row]}))
+
+    def test_episodes_are_features_after_a_relu_and_the_same_every_time(self, small):
+        first, second = (heads.random_episodes(3, 5, CPU) for _ in range(2))
+        assert first.support.shape == (3, 25, 16)
+        assert first.labels.shape == (3, 25)
+        assert first.query.shape == (3, 10, 16)
+        assert first.support.min() == 0
+        assert torch.equal(first.query, second.query)
+        assert not torch.equal(first.query[0], first.query[1])
+
+
+@pytest.mark.parametrize("shots", [1, 5])
+def test_gpytorch_answers_as_our_gpdkt(monkeypatch, shots):
+    pytest.importorskip("gpytorch")
+    from gpldla.bench.gpytorch_gps import answer
+
+    monkeypatch.setattr(heads, "FEATURES", 32)
+    episodes = heads.random_episodes(3, shots, CPU)
+    head = create_head("gpdkt", 32, kernel="cosine").eval()
+    with torch.no_grad():
+        head.log_scale.fill_(2 * math.log(math.log(2)))  # GPyTorch starts with two scales of softplus(0)
+        ours = head.adapt(episodes.support, episodes.labels, 5).log_prob(episodes.query)
+        theirs = answer(episodes.support, episodes.labels, 5, episodes.query)
+    torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=0)
+    assert ours.std() > 0.01, "there is something to agree on"
+
+
+class TestCommand:
+    def test_writes_the_numbers_and_prints_the_tables(self, run, small, tmp_path):
+        target = tmp_path / "new" / "heads.json"
+        options = ["--device", "cpu", "--batches", "1,2", "--rounds", "1", "--json", target]
+        code, out, _ = run("bench", "heads", *options)
+        assert code == 0
+        rows = json.loads(target.read_text("utf-8"))["rows"]
+        assert {row["batch"] for row in rows} == {1, 2}
+        for name in heads.TIMED:
+            assert name in out
+
+    @pytest.mark.parametrize("batches", ["1,x", "1,,2", "1.5", "0", "4,-1"])
+    def test_wrong_batches_are_refused(self, refused, batches):
+        assert "--batches" in refused("bench", "heads", "--device", "cpu", "--batches", batches)
+
+    def test_an_unknown_device_is_refused(self, refused):
+        assert "There is no device 'tpu'" in refused("bench", "heads", "--device", "tpu")
+
+    def test_a_file_that_cannot_be_written_is_named(self, refused, small, tmp_path):
+        (tmp_path / "file").write_text("here already")
+        target = tmp_path / "file" / "heads.json"
+        command = ["bench", "heads", "--device", "cpu", "--batches", "1", "--rounds", "1", "--json", target]
+        assert str(tmp_path / "file") in refused(*command)
