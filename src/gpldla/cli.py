@@ -226,7 +226,7 @@ def show_tables(
     from gpldla import tables
 
     if as_json:
-        typer.echo(tables.as_json(results))
+        typer.echo(tables.as_json(name, results))
         return
     console = Console()
     for table in tables.tables(name, results):
@@ -249,7 +249,7 @@ def bench_heads(
     import torch
 
     from gpldla.bench.heads import BATCHES, bench_heads, heads_tables
-    from gpldla.files import write_json
+    from gpldla.files import check_writable, write_json
     from gpldla.progress import Reporter
 
     try:
@@ -258,6 +258,8 @@ def bench_heads(
         raise UserError(f"--batches {batches!r} must be whole numbers separated by commas.") from None
     if min(sizes) < 1:
         raise UserError("--batches must be at least 1.")
+    if output is not None:
+        check_writable(output.parent)
     results = bench_heads(
         torch.device(_torch_device(device)), batches=sizes, rounds=rounds, reporter=Reporter(messages)
     )

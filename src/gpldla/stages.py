@@ -231,6 +231,7 @@ class BaseStage(Stage):
         self.network = _BaseNetwork(
             model.backbone, _LAYERS[classifier](model.backbone.feature_dim, len(counts))
         )
+        self.network.to(material.fabric.device)
         parameters = self.network.parameters()
         rate, decay = recipe.base_learning_rate, recipe.base_weight_decay
         optimizer: torch.optim.Optimizer = (

@@ -40,9 +40,12 @@ def paper_tables() -> dict[str, PaperTable]:
     return {name: PaperTable(name, **table) for name, table in written.items()}
 
 
-def results_folder() -> Path:
-    """Return where the measured numbers are."""
-    return next((folder for folder in RESULTS if folder.is_dir()), RESULTS[-1])
+def results_folder(asked: Path | None = None) -> Path:
+    """Return where the measured numbers are: the folder that is asked for, or what comes with gpldla."""
+    folder = asked or next((folder for folder in RESULTS if folder.is_dir()), RESULTS[-1])
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}; name the one that holds the results.")
+    return folder
 
 
 def read_cells(folder: Path) -> list[dict[str, Any]]:
@@ -58,16 +61,8 @@ def read_cells(folder: Path) -> list[dict[str, Any]]:
 
 def tables(name: str, folder: Path | None = None) -> list[Table]:
     """Return one of the paper's tables, or with the name "methods" all that we know of every method."""
-    folder = folder or results_folder()
-    if not folder.is_dir():
-        raise UserError(f"There is no folder {folder}; name the one that holds the results.")
-    known = paper_tables()
-    if name == METHODS:
-        chosen = list(known.values())
-    elif name in known:
-        chosen = [known[name]]
-    else:
-        raise UserError(f"There is no table {name!r}{did_you_mean(name, [METHODS, *known])}")
+    folder = results_folder(folder)
+    chosen = _chosen(name)
     cells = read_cells(folder)
     shown = []
     for table in chosen:
@@ -78,6 +73,13 @@ def tables(name: str, folder: Path | None = None) -> list[Table]:
     if name == METHODS and (folder / "compare.json").is_file():
         shown.append(_comparison(folder))
     return shown
+
+
+def _chosen(name: str) -> list[PaperTable]:
+    known = paper_tables()
+    if name != METHODS and name not in known:
+        raise UserError(f"There is no table {name!r}{did_you_mean(name, [METHODS, *known])}")
+    return list(known.values()) if name == METHODS else [known[name]]
 
 
 def _cells_tables(table: PaperTable, cells: Sequence[dict[str, Any]]) -> list[Table]:
@@ -143,7 +145,7 @@ def _times_table(table: PaperTable, folder: Path) -> Table:
     """Put our times beside the paper's: of one episode on a GPU, and how many times GPLDLA's on a CPU."""
     shown = _table(table.title)
     measured = {
-        device: read_json(folder / f"bench_heads_{device}.json")
+        device: _read_rows(folder / f"bench_heads_{device}.json")
         for device in ("cuda", "cpu")
         if (folder / f"bench_heads_{device}.json").is_file()
     }
@@ -171,6 +173,13 @@ def _times_table(table: PaperTable, folder: Path) -> Table:
     return shown
 
 
+def _read_rows(path: Path) -> dict[str, Any]:
+    results = read_json(path)
+    if not isinstance(results, dict) or not {"rows", "device", "command"} <= results.keys():
+        raise UserError(f"{path} does not hold results; measure them anew or remove it.")
+    return results
+
+
 def _single_episode(results: dict[str, Any], label: str | None, shots: int) -> dict[str, Any] | None:
     for row in results["rows"]:
         if (row["method"], row["shots"], row["batch"]) == (label, shots, 1):
@@ -194,7 +203,7 @@ def _method_of(label: str) -> str | None:
 def _comparison(folder: Path) -> Table:
     from gpldla.compare import comparison_table
 
-    results = read_json(folder / "compare.json")
+    results = _read_rows(folder / "compare.json")
     shown = comparison_table(results["rows"])
     shown.caption = f"{shown.caption}\nBy {results['command']} on {results['device']}."
     return shown
@@ -224,8 +233,8 @@ def _table(title: str) -> Table:
     return table
 
 
-def as_json(folder: Path | None = None) -> str:
-    """Return the paper's tables and the measured cells as JSON."""
-    folder = folder or results_folder()
-    paper = {name: {**vars(table)} for name, table in paper_tables().items()}
-    return json.dumps({"paper": paper, "ours": read_cells(folder)}, indent=2, ensure_ascii=False)
+def as_json(name: str, folder: Path | None = None) -> str:
+    """Return the paper's numbers of `tables(name)`, and all measured cells, as JSON."""
+    cells = read_cells(results_folder(folder))
+    paper = {table.name: vars(table) for table in _chosen(name)}
+    return json.dumps({"paper": paper, "ours": cells}, indent=2, ensure_ascii=False)

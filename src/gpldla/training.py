@@ -152,11 +152,9 @@ class _Run:
         return self.stage_number == len(self.stages) - 1
 
     def _begin_stage(self, number: int) -> None:
-        """Go on to a stage, from the best weights of the one before."""
+        """Go on to a stage, from the best weights of the one before; what it learns is kept in any case."""
         self.stage_number = number
-        self.best_accuracy = (
-            -1.0
-        )  # what a stage has learned is kept, even where the one before looked as good
+        self.best_accuracy = -1.0
         self.model.load_state_dict(self.best_weights)
         self.stage = self.stages[number](self.material)
         self.averaged = self._new_average()

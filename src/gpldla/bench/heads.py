@@ -20,6 +20,7 @@ from gpldla.provenance import provenance
 WAYS, QUERIES, FEATURES = 5, 15, 1600  # 75 queries; the features of Conv-4
 SHOTS = (1, 5)
 BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
+ROUNDS = 5
 GPYTORCH_BATCHES = (1, 4, 16, 64)  # larger ones only repeat what these show, and need much memory
 
 # What is timed: its name, its head and options. GPLDLA comes first: the others are compared with it.
@@ -63,7 +64,7 @@ def bench_heads(
     device: torch.device,
     *,
     batches: tuple[int, ...] = BATCHES,
-    rounds: int = 5,
+    rounds: int = ROUNDS,
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
     """Time every method on the same episodes; single precision, features excluded."""
@@ -75,7 +76,7 @@ def bench_heads(
                 rows += _rows(heads, random_episodes(batch, shots, device), shots, rounds)
                 advance(1)
     return {
-        "command": f"gpldla bench heads --device {device.type}",
+        "command": _command(device, batches, rounds),
         **provenance(device),
         "ways": WAYS,
         "queries": WAYS * QUERIES,
@@ -83,6 +84,13 @@ def bench_heads(
         "rounds": rounds,
         "rows": rows,
     }
+
+
+def _command(device: torch.device, batches: tuple[int, ...], rounds: int) -> str:
+    command = f"gpldla bench heads --device {device.type}"
+    if batches != BATCHES:
+        command += f" --batches {','.join(map(str, batches))}"
+    return command if rounds == ROUNDS else f"{command} --rounds {rounds}"
 
 
 def _head(name: str, options: dict[str, Any], device: torch.device) -> Head:

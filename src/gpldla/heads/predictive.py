@@ -43,7 +43,7 @@ def quasi_monte_carlo(mean: Tensor, var: Tensor, n_points: int = 1024) -> Tensor
 
 
 def probit(mean: Tensor, var: Tensor) -> Tensor:
-    """Shrink each logit by its own noise, MacKay's rule; cheap, and but off by 0.3 and more in probability.
+    """Shrink each logit by its own noise, MacKay's rule; cheap, but off by 0.3 and more in probability.
 
     The rule is not invariant to a shift of all logits, so they are centred first.
     """
