@@ -98,7 +98,7 @@ def demo(
 
     Example: gpldla demo -o demo
 
-    All methods side by side, in about ten minutes: gpldla demo --compare
+    All methods side by side, in a quarter of an hour: gpldla demo --compare
     """
     if compare:
         from gpldla.compare import run_comparison

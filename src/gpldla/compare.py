@@ -4,6 +4,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gpldla import __version__
-from gpldla.bench.timing import median_ratio, seconds_a_call
+from gpldla.bench.timing import seconds_a_call
 from gpldla.data import Access, Places, load_protocol
 from gpldla.evaluation import PartEvaluator, Task, measure
 from gpldla.files import write_json
@@ -124,9 +125,9 @@ def _add_times(rows: list[dict[str, Any]], evaluators: dict[str, PartEvaluator],
         )
     for row in rows:
         spent = seconds[row["method"]]
-        row["ms_an_episode"] = 1e3 * sorted(spent)[len(spent) // 2]
+        row["ms_an_episode"] = 1e3 * median(spent)
         if OURS in seconds:
-            row["time_ratio"] = median_ratio(spent, seconds[OURS])
+            row["time_ratio"] = median(spent) / median(seconds[OURS])
 
 
 def comparison_table(rows: list[dict[str, Any]]) -> Table:

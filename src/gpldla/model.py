@@ -64,7 +64,13 @@ class FewShotModel(nn.Module):
         if changed:
             all_options = {**self.head_options, **changed}
             head = self._make_head(all_options)
-            head.load_state_dict(self.head.state_dict())
+            try:
+                head.load_state_dict(self.head.state_dict())
+            except RuntimeError:
+                raise UserError(
+                    f"{', '.join(changed)} of head {self.head_name!r} changes what it has learned;"
+                    " train a model with it."
+                ) from None
             self.head_options, self.head = all_options, head.to(self.device).train(self.training)
 
     def _make_head(self, options: dict[str, Any]) -> Head:

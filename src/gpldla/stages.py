@@ -176,7 +176,7 @@ class EpisodeStage(Stage):
         for support, query in zip(episodes.support, episodes.query):
             images = material.training_images(torch.cat([support, query]))
             loss, represented = self.wrapped(images, labels, query_labels, recipe.ways)
-            self._check_finite(loss, "learning_rate")
+            self._check_finite(loss, "head_learning_rate" if self.frozen_backbone else "learning_rate")
             material.fabric.backward(loss / len(episodes.support))
             self.window.add("loss", loss.item())
             if self.done % min(ACCURACY_EVERY, recipe.log_every) == 0:

@@ -227,12 +227,9 @@ class _Run:
         return accuracy
 
     def _fill_base_mean(self, model: FewShotModel) -> None:
-        """Tell a head that wants it where the base classes lie; a frozen network was told before."""
-        frozen = isinstance(self.stage, EpisodeStage) and self.stage.frozen_backbone
-        if model.head.needs_base_mean and not frozen:
-            mean = mean_feature(model, self.material.part)
-            for head in {model.head, self.model.head}:  # the averaged weights' and the learning ones'
-                cast(Tensor, head.base_mean).copy_(mean)
+        """Tell a head that wants it where the base classes lie; after the base stage that stays as it is."""
+        if model.head.needs_base_mean and isinstance(self.stage, BaseStage):
+            cast(Tensor, model.head.base_mean).copy_(mean_feature(model, self.material.part))
 
     def _fit_temperature(self) -> None:
         model = self.kept_model()
@@ -274,7 +271,7 @@ class _Run:
                     "recipe": recipe.flat(),
                     "episodes": self.episodes,
                     "seconds": round(self.seconds, 1),
-                    "validation_accuracy": self.best_accuracy,
+                    "validation_accuracy": None if self.best_accuracy < 0 else self.best_accuracy,
                 },
             )
         model.load_state_dict(self.best_weights or self._current_model().state_dict())
@@ -347,6 +344,11 @@ def _stages(recipe: Recipe, model: FewShotModel) -> list[partial[Any]]:
     wanted = model.head.base_stage
     classifier = wanted if recipe.base_classifier == "auto" else recipe.base_classifier
     if classifier in (None, "none"):
+        if model.head.needs_base_mean:
+            raise UserError(
+                f"Head {recipe.head!r} needs a network that was trained on the base classes first;"
+                " leave base_classifier at 'auto'."
+            )
         return [partial(EpisodeStage, frozen_backbone=False)]
     frozen = wanted is not None
     stages: list[partial[Any]] = [partial(BaseStage, classifier=classifier)]

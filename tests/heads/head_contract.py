@@ -128,6 +128,18 @@ class HeadContract:
         smaller = head.loss(support, labels, query - 1e-3 * query.grad / query.grad.norm(), query_labels, 4)
         assert smaller < loss
 
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+    def test_labels_may_be_whole_numbers_of_any_size(self, head, dtype):
+        support, labels, query, _ = random_episode(2, 3, 2, self.feature_dim)
+        expected = head.adapt(support, labels, 3).log_prob(query)
+        assert torch.equal(head.adapt(support, labels.to(dtype), 3).log_prob(query), expected)
+
+    def test_no_queries_and_no_episodes_have_no_answers(self, head):
+        support, labels, query, _ = random_episode(2, 3, 2, self.feature_dim, batch=(2,))
+        assert head.adapt(support, labels, 3).log_prob(query[:, :0]).shape == (2, 0, 3)
+        with torch.no_grad():
+            assert head.adapt(support[:0], labels[:0], 3).log_prob(query[:0]).shape == (0, 6, 3)
+
     def test_wrong_input_is_named(self, head):
         support, labels, _, _ = random_episode(2, 3, 1, self.feature_dim)
         with pytest.raises(UserError, match=r"run from 0 to 2"):
@@ -138,5 +150,6 @@ class HeadContract:
             head.adapt(support, labels[:-1], 3)
         with pytest.raises(UserError, match="whole numbers"):
             head.adapt(support, labels.double(), 3)
-        with pytest.raises(UserError, match="floating-point"):
-            head.adapt(support.long(), labels, 3)
+        for dtype in (torch.int64, torch.float16, torch.bfloat16):
+            with pytest.raises(UserError, match="floating-point numbers, 32 or 64 bits"):
+                head.adapt(support.to(dtype), labels, 3)

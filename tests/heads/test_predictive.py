@@ -1,12 +1,16 @@
 """The predictive integrals against exact integration, Monte Carlo and what must not change the answer."""
 
 import math
+import sys
+import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy import integrate, special
 
+from gpldla.heads import predictive
 from gpldla.heads.predictive import (
     _GUMBEL_MIXTURE,
     monte_carlo,
@@ -246,3 +250,33 @@ METHODS = {
 def test_an_empty_batch_gives_an_empty_answer(name):
     assert METHODS[name](torch.zeros(0, 5), torch.ones(0, 5)).shape == (0, 5)
     assert METHODS[name](torch.zeros(2, 0, 5), torch.ones(2, 0, 5)).shape == (2, 0, 5)
+
+
+class TestTheKernel:
+    """What can be said of it without a GPU; tests/test_cuda.py has the rest."""
+
+    def test_has_the_constants_of_the_plain_operations(self):
+        source = (Path(predictive.__file__).parents[1] / "kernels" / "quadrature.py").read_text("utf-8")
+        for component in predictive._GUMBEL_MIXTURE:
+            weight, location, scale = (f"{number:.6f}" for number in component)
+            assert f"{weight}, {location}, {scale})" in source
+        assert str(predictive._GUMBEL_MEAN) in source
+        assert str(predictive._GUMBEL_VARIANCE) in source
+        points = predictive.FEWEST_POINTS
+        assert f"{points:.1f} * tl.exp2" in source
+        assert f"steps / {points - 1:.1f}" in source
+
+    def test_plain_operations_take_its_place_when_triton_fails(self, monkeypatch):
+        def broken(mean, var):
+            raise RuntimeError("no C compiler")
+
+        module = types.ModuleType("gpldla.kernels.quadrature")
+        module.integrate = broken
+        monkeypatch.setitem(sys.modules, "gpldla.kernels.quadrature", module)
+        monkeypatch.setattr(predictive, "_failed_kernels", [])
+        monkeypatch.setattr(predictive, "_one_kernel_serves", lambda *_: not predictive._failed_kernels)
+        mean, var = random_logits(10, 5)
+        expected = quadrature(mean, var, n_points=100).exp()
+        with pytest.warns(UserWarning, match=r"Triton failed \(no C compiler\)"):
+            assert largest_difference(quadrature(mean, var), expected) < 1e-3
+        assert largest_difference(quadrature(mean, var), expected) < 1e-3  # and does not warn again

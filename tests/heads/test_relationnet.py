@@ -77,7 +77,7 @@ def scores_by_hand(head, support, labels, query, ways, *, padding=1):
 def test_scores_are_those_of_pairs_taken_one_at_a_time(shape):
     head = map_head(shape)
     support, labels, query, _ = random_maps(shape, [1, 3, 2], 3, 2)
-    scores = head.adapt(support, labels, 3).relation_scores(query).exp()
+    scores = head.adapt(support, labels, 3).log_relation(query).exp()
     torch.testing.assert_close(scores, scores_by_hand(head, support, labels, query, 3))
 
 
@@ -111,7 +111,7 @@ def test_the_last_maps_of_photographs_are_of_3_by_3_places():
     head = map_head((64, 19, 19))
     assert next(m for m in head.modules() if isinstance(m, nn.Linear)).in_features == 64 * 3 * 3
     support, labels, query, _ = random_maps((64, 19, 19), 1, 2, 1)
-    scores = head.adapt(support, labels, 2).relation_scores(query).exp()
+    scores = head.adapt(support, labels, 2).log_relation(query).exp()
     torch.testing.assert_close(scores, scores_by_hand(head, support, labels, query, 2, padding=0))
 
 
@@ -124,7 +124,7 @@ def test_maps_of_any_size_can_be_compared(shape):
     log_prob = head.adapt(support, labels, 3).log_prob(query)
     assert log_prob.shape == (3, 3)
     torch.testing.assert_close(log_prob.exp().sum(-1), torch.ones(3).double())
-    scores = [head.adapt(support, labels, 3).relation_scores(x) for x in (query, query.flip(0), 2 * query)]
+    scores = [head.adapt(support, labels, 3).log_relation(x) for x in (query, query.flip(0), 2 * query)]
     torch.testing.assert_close(scores[1], scores[0].flip(0))
     assert not torch.allclose(scores[2], scores[0], atol=1e-6)  # what the maps hold does matter
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from statistics import median
 
 import torch
 
@@ -26,11 +25,6 @@ def seconds_a_call(
             calls, seconds = _calls_within(call, device, MEASURED_SECONDS)
             measured[name].append(seconds / calls)
     return measured
-
-
-def median_ratio(slower: list[float], faster: list[float]) -> float:
-    """Return the median over rounds of the ratio of two ways."""
-    return median(a / b for a, b in zip(slower, faster))
 
 
 def _calls_within(call: Callable[[], object], device: torch.device, seconds: float) -> tuple[int, float]:

@@ -38,7 +38,7 @@ class Head(nn.Module, ABC):
 
     consumes: ClassVar[Literal["features", "maps", "backbone"]] = "features"
     base_stage: ClassVar[Literal["linear", "cosine"] | None] = None
-    needs_base_mean: ClassVar[bool] = False
+    needs_base_mean: bool = False
 
     @abstractmethod
     def adapt(
@@ -129,8 +129,10 @@ def check_episode(support: Tensor, labels: Tensor, n_way: int) -> None:
     """Say in a sentence what is wrong with a support set; looks at values only where that is free."""
     if n_way < 2:
         raise UserError(f"A task needs at least 2 classes, not {n_way}.")
-    if not support.is_floating_point():
-        raise UserError(f"Support features must be floating-point numbers, not {support.dtype}.")
+    if support.dtype not in (torch.float32, torch.float64):
+        raise UserError(
+            f"Support features must be floating-point numbers, 32 or 64 bits, not {support.dtype}."
+        )
     if labels.shape != support.shape[: labels.ndim] or labels.shape[-1:] == (0,):
         raise UserError(
             f"Support labels {tuple(labels.shape)} must match the leading axes of the support"
@@ -138,7 +140,8 @@ def check_episode(support: Tensor, labels: Tensor, n_way: int) -> None:
         )
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise UserError(f"Support labels must be whole numbers from 0 to {n_way - 1}, not {labels.dtype}.")
-    if labels.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere a look means waiting
+    if labels.device.type == "cpu" and labels.numel() and not torch.compiler.is_compiling():
+        # elsewhere a look means waiting
         lowest, highest = torch.aminmax(labels)
         if lowest < 0 or highest >= n_way:
             raise UserError(

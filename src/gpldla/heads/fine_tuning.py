@@ -1,7 +1,7 @@
 """Fitting a new last layer to the support set by gradient descent, as the fine-tuning baselines do."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +39,7 @@ class Descent:
     ) -> list[Tensor]:
         """Return the parameters after all steps from `start`."""
         parameters, velocity = start, None
-        for _ in self._steps(n_examples):
+        for _ in range(self.epochs * math.ceil(n_examples / self.batch_size)):
             slopes = [g + self.weight_decay * p for g, p in zip(gradient(parameters), parameters)]
             velocity = (
                 slopes  # the first step is not dampened
@@ -48,9 +48,6 @@ class Descent:
             )
             parameters = [p - self.step_size * v for p, v in zip(parameters, velocity)]
         return parameters
-
-    def _steps(self, n_examples: int) -> Iterator[int]:
-        return iter(range(self.epochs * math.ceil(n_examples / self.batch_size)))
 
 
 def softmax_residual(scores: Tensor, member: Tensor) -> Tensor:

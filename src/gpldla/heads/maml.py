@@ -80,7 +80,7 @@ class MAML(Head):
             return weights
 
         batch = labels.shape[:-1]
-        tasks = [t.reshape(-1, *t.shape[len(batch) :]) for t in (support, labels, present)]
+        tasks = [t.reshape(batch.numel(), *t.shape[len(batch) :]) for t in (support, labels.long(), present)]
         with batch_statistics(backbone):
             return MAMLPosterior(_over_tasks(descend, backbone, support)(*tasks), present, backbone)
 

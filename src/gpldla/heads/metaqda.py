@@ -152,12 +152,12 @@ def slots_by_class(labels: Tensor, n_way: int) -> tuple[Tensor, Tensor]:
 
     labels [..., n] → [..., C, N] twice, N being the most examples that a class has.
     """
-    flat = labels.reshape(-1, labels.shape[-1])
+    flat = labels.reshape(-1, labels.shape[-1]).long()
     tasks, n = flat.shape
     ordered, order = flat.sort(stable=True, dim=-1)
     counts = torch.zeros(tasks, n_way, dtype=torch.int64, device=labels.device)
     counts.scatter_add_(1, flat, torch.ones_like(flat))
-    most = int(counts.max())
+    most = int(counts.max()) if tasks else 1
     place = torch.arange(n, device=labels.device) - (counts.cumsum(1) - counts).gather(1, ordered)
     slots = torch.zeros(tasks, n_way * most, dtype=torch.int64, device=labels.device)
     slots.scatter_(1, ordered * most + place, order)

@@ -6,6 +6,7 @@ by `benchmarks/predictive.py`; its table is in docs/predictive.md.
 """
 
 import math
+import warnings
 from functools import lru_cache
 from importlib.util import find_spec
 
@@ -68,9 +69,9 @@ def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor
     a number keeps the shapes independent of the data (compiled graphs).
     """
     if n_points is None and _one_kernel_serves(mean, var):
-        from gpldla.kernels.quadrature import integrate
-
-        return integrate(mean, var)
+        log_p = _by_the_kernel(mean, var)
+        if log_p is not None:
+            return log_p
     spread = (var.detach() + _GUMBEL_VARIANCE).sqrt()  # standard deviation of X_j
     centre = mean.detach() + _GUMBEL_MEAN
     lowest = (centre - 3 * spread).amax(-1, keepdim=True)  # the largest X_j is hardly ever below this ...
@@ -108,9 +109,24 @@ def _one_kernel_serves(mean: Tensor, var: Tensor) -> bool:
     )
 
 
-@lru_cache(maxsize=1)
 def _has_triton() -> bool:
-    return find_spec("triton") is not None
+    """Say whether Triton is installed and has not failed yet."""
+    return not _failed_kernels and find_spec("triton") is not None
+
+
+def _by_the_kernel(mean: Tensor, var: Tensor) -> Tensor | None:
+    """Integrate on the GPU; None where Triton cannot build its kernels, for want of a compiler mostly."""
+    try:
+        from gpldla.kernels.quadrature import integrate
+
+        return integrate(mean, var)
+    except Exception as error:  # whatever Triton ran into, plain operations give the same answer
+        _failed_kernels.append(error)
+        warnings.warn(f"Triton failed ({error}); plain operations take its place, slower.", stacklevel=3)
+        return None
+
+
+_failed_kernels: list[Exception] = []
 
 
 def _trapezoid(mean: Tensor, var: Tensor, lowest: Tensor, highest: Tensor, n_points: int) -> Tensor:

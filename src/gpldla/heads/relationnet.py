@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from gpldla.heads.base import Head, Posterior, check_episode, class_one_hot, needed_dim, register_head
 
 FILTERS, HIDDEN = 64, 8
+VALUES_AT_ONCE = 1 << 26  # that pairs of maps may have, in evaluation
 PADDED_BELOW = 10  # maps smaller than this are padded, so that two blocks leave something of them
 
 
@@ -67,7 +68,7 @@ class RelationNet(Head):
         backbone: nn.Module | None = None,
     ) -> Tensor:
         """Return the mean squared error of the relation scores."""
-        scores = self.adapt(support, labels, n_way).relation_scores(query).exp()
+        scores = self.adapt(support, labels, n_way).log_relation(query).exp()
         return (scores - class_one_hot(query_labels, n_way, scores.dtype)).square().mean()
 
 
@@ -79,7 +80,7 @@ class RelationNetPosterior(Posterior):
     sums: Tensor
     present: Tensor
 
-    def relation_scores(self, query: Tensor) -> Tensor:
+    def log_relation(self, query: Tensor) -> Tensor:
         """Return the log of each relation score, [..., q, c, h, w] → [..., q, C]."""
         n_axes = self.present.ndim
         maps = query.reshape(*query.shape[:n_axes], *_map_shape(query, n_axes))
@@ -91,8 +92,14 @@ class RelationNetPosterior(Posterior):
 
     def log_prob(self, query: Tensor) -> Tensor:
         """Return the log of the scores' shares, [..., q, c, h, w] → [..., q, C]."""
-        scores = self.relation_scores(query).masked_fill(~self.present.unsqueeze(-2), -math.inf)
-        return scores.log_softmax(-1)
+        if torch.is_grad_enabled():
+            scores = self.log_relation(query)
+        else:  # pair by pair there is much to hold: some queries at a time
+            values_a_query = 2 * self.sums.numel()
+            axis = self.present.ndim - 1
+            some = query.split(max(1, VALUES_AT_ONCE // max(1, values_a_query)), axis)
+            scores = torch.cat([self.log_relation(queries) for queries in some], axis)
+        return scores.masked_fill(~self.present.unsqueeze(-2), -math.inf).log_softmax(-1)
 
 
 def _map_shape(examples: Tensor, n_axes: int) -> tuple[int, int, int]:

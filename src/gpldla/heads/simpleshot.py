@@ -25,13 +25,13 @@ class SimpleShot(Head):
     """
 
     base_stage = "linear"
-    needs_base_mean = True
 
     def __init__(self, feature_dim: int | None = None, *, transform: Transform = "cl2n") -> None:
         super().__init__()
         if transform not in get_args(Transform):
             raise UserError(f"transform must be 'un', 'l2n' or 'cl2n', not {transform!r}.")
         self.transform = transform
+        self.needs_base_mean = transform == "cl2n"
         self.base_mean: Tensor
         self.register_buffer("base_mean", torch.zeros(needed_dim("simpleshot", feature_dim)))
 

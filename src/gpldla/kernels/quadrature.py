@@ -20,7 +20,8 @@ def integrate(mean: Tensor, var: Tensor) -> Tensor:
     log_p = torch.empty_like(means)
     grid = (triton.cdiv(len(means), QUERIES_A_BLOCK),)
     classes = max(2, triton.next_power_of_2(C))
-    _kernel[grid](means, variances, log_p, len(means), C, QUERIES=QUERIES_A_BLOCK, CLASSES=classes)
+    with torch.cuda.device(mean.device):  # Triton launches on the current one
+        _kernel[grid](means, variances, log_p, len(means), C, QUERIES=QUERIES_A_BLOCK, CLASSES=classes)
     return log_p.view(mean.shape)
 
 
