@@ -139,7 +139,7 @@ class TestShown:
             {"method": "MetaQDA, MAP", "shots": 5, "batch": 4, "us_an_episode": 9999.0, "ratio": 9.9},
         ]
         for device in ("cuda", "cpu"):
-            written = {"device": f"a {device} machine", "rows": rows}
+            written = {"command": "gpldla bench heads", "device": f"a {device} machine", "rows": rows}
             (tmp_path / f"bench_heads_{device}.json").write_text(json.dumps(written))
         printed = text(tables("running-time", tmp_path))
         assert line(printed, "GPLDLA") == "GPLDLA 6.70 ± 0.03 1.23 1.00 6.71 ± 0.14"
