@@ -1,10 +1,10 @@
-"""What docs/data.md says is what the package has and what was measured."""
+"""What docs/data.md and docs/comparison.md say is what the package has and what was measured."""
 
 import json
 from pathlib import Path
 
 import pytest
-from benchmarks import loading, stored_side
+from benchmarks import comparison, loading, stored_side
 
 from gpldla.backbones import create_backbone, list_backbones
 from gpldla.data import list_protocols
@@ -47,3 +47,19 @@ def test_the_table_has_each_backbone(name):
     facts, n = backbone.preprocessing, sum(p.numel() for p in backbone.parameters())
     size = f"{facts.channels} × {facts.size} × {facts.size}"
     assert f"| `{name}` | {size} | {backbone.feature_dim:,} | {n:,} |" in DATA
+
+
+@pytest.mark.parametrize("table", comparison.tables(), ids=lambda lines: lines[0])
+def test_the_comparison_has_the_tables_of_the_results(table):
+    assert "\n".join(table) in (ROOT / "docs" / "comparison.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_gpldla_is_faster_than_all_rivals_but_gpdkt_in_every_row(device):
+    rows = json.loads((ROOT / "results" / f"bench_heads_{device}.json").read_text("utf-8"))["rows"]
+    for shots in (1, 5):
+        assert {row["batch"] for row in rows if row["shots"] == shots} == {1, 4, 16, 64, 256, 1024, 4096}
+    for rival in ("Laplace", "MetaQDA, full Bayes", "MetaQDA, MAP", "GPyTorch"):
+        own = [row for row in rows if row["method"].startswith(rival)]
+        assert len(own) >= 8
+        assert all(row["ratio"] > 1 for row in own), rival
