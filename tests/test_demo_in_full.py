@@ -5,6 +5,9 @@ import json
 import pytest
 from benchmarks.demo import measure
 
+from gpldla.compare import run_comparison
+from gpldla.methods import methods
+
 pytestmark = pytest.mark.long
 
 
@@ -27,3 +30,9 @@ def test_it_beats_both_controls_on_unseen_scripts_and_on_digits(results):
 
 def test_the_numbers_are_json(results):
     assert json.loads(json.dumps(results)) == results
+
+
+def test_the_comparison_of_all_methods_takes_at_most_a_quarter_of_an_hour(tmp_path):
+    comparison = run_comparison(tmp_path)
+    assert comparison["seconds"] <= 15 * 60
+    assert [row["method"] for row in comparison["rows"]] == list(methods())
