@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpldla.errors import UserError
-from gpldla.heads import create_head
+from gpldla.heads import create_head, linear_gp
 
 from . import reference
 from .head_contract import HeadContract, random_episode
@@ -259,3 +259,14 @@ def test_bad_priors_are_named():
     support, labels, _, _ = random_episode(2, 3, 1, 8)
     with pytest.raises(UserError, match="3 positive numbers"):
         create_head("gpldla", priors=[0.5, 0.5]).double().adapt(support, labels, 3)
+
+
+@pytest.mark.parametrize("at_once", [1, 100, 200])
+def test_many_episodes_are_answered_in_chunks_that_do_not_show(monkeypatch, at_once):
+    support, labels, query, _ = random_episode(2, 3, 4, 8, batch=(2, 5))
+    posterior = create_head("gpldla").eval().adapt(support, labels, 3)
+    expected = [t.detach() for t in posterior.logits(query)]
+    monkeypatch.setattr(linear_gp, "VALUES_AT_ONCE", at_once)
+    with torch.no_grad():
+        for ours, whole in zip(posterior.logits(query), expected):
+            torch.testing.assert_close(ours, whole)

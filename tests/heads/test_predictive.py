@@ -202,6 +202,16 @@ class TestQuadratureIsConsistent:
         torch.testing.assert_close(folded.view(60, 5), alone, atol=1e-12, rtol=1e-12)
 
 
+def test_many_queries_are_answered_in_chunks_that_do_not_show(monkeypatch):
+    mean, var = random_logits(60, 5)
+    expected = quadrature(mean, var)
+    monkeypatch.setattr(predictive, "LOGITS_AT_ONCE", 35)
+    with torch.no_grad():
+        torch.testing.assert_close(quadrature(mean, var), expected, atol=1e-12, rtol=1e-12)
+        folded = quadrature(mean.view(3, 20, 5), var.view(3, 20, 5))
+    torch.testing.assert_close(folded.view(60, 5), expected, atol=1e-12, rtol=1e-12)
+
+
 class TestTheOthers:
     def test_monte_carlo_is_reproducible_with_a_generator(self):
         mean, var = random_logits(10, 5)

@@ -114,9 +114,9 @@ def needed_dim(name: str, feature_dim: Size | None) -> Size:
 
 
 def unit_length(x: Tensor) -> Tensor:
-    """Scale features [..., d] to length 1; a zero feature stays zero and gets a zero gradient."""
+    """Scale features [..., d] to length 1; a zero feature stays zero."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x * (norm > 0) / norm.where(norm > 0, 1)
+    return x / norm.where(norm > 0, 1)
 
 
 def class_one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:

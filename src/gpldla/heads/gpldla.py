@@ -6,6 +6,7 @@ Approximation", 2021. The numbers of equations are those of that paper, the word
 
 import math
 
+import torch
 from torch import Tensor
 
 from gpldla.heads.base import register_head
@@ -23,7 +24,7 @@ class GPLDLA(LinearGP):
         present = counts > 0
         n_present = present.sum(-1, keepdim=True)
         mu = phi.weighted_sum(member / counts.clamp_min(1).unsqueeze(-2))  # Eq. 14 (lda_estim), [..., C, d]
-        mu_norm2 = mu.square().sum(-1)  # [..., C]
+        mu_norm2 = torch.linalg.vector_norm(mu, dim=-1).square()  # [..., C]
         sigma2 = self.class_variance(phi, mu_norm2.sum(-1, keepdim=True) / n_present, beta)  # [..., 1]
         w = mu / sigma2.unsqueeze(-1)  # Eq. 19 (w_optim), [..., C, d]
         b_hat = (log_pi - mu_norm2 / (2 * sigma2)).masked_fill(~present, 0)  # Eq. 17 (lda_co), [..., C]

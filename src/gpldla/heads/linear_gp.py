@@ -27,6 +27,9 @@ each query, drawn in logit space; "quadrature" deterministic and within 0.002 of
 """
 
 
+VALUES_AT_ONCE = 1 << 20  # of query features, on a CPU
+
+
 class LabelledFeatures(NamedTuple):
     """A support set: φ [..., n, d], membership [..., n, C], counts n_j and log priors log π_j [..., C]."""
 
@@ -111,7 +114,7 @@ class LinearGP(Head):
 
         p = (phi.dot(w) + b.unsqueeze(-2)).softmax(-1)  # p(y=j | F*(x)), [..., n, C]
         a = p - p.square()  # a*(x, y, j)
-        V = 1 / (beta**-2 + phi.squared_weighted_sum(a))  # Eq. 11 (laplace_2), [..., C, d]
+        V = phi.squared_weighted_sum(a).add_(beta**-2).reciprocal_()  # Eq. 11 (laplace_2), [..., C, d]
         v = 1 / (beta_b**-2 + a.sum(-2))  # Eq. 12 (laplace_3), [..., C]
         return LinearGPPosterior(w, b, V, v, sigma2, self.normalize, self._predictive_now(), self.n_samples)
 
@@ -174,10 +177,23 @@ class LinearGPPosterior(Posterior):
         f is linear in (W, B), so with a factorised posterior f_j(x) ~ N(w*_j·φ + b*_j, V*_j·φ² + v*_j),
         independent over j.
         """
+        batch = query.shape[:-2]
+        step = VALUES_AT_ONCE // max(1, query.shape[-2:].numel())  # episodes whose squares stay in the cache
+        everything = (query, self.weight_mean, self.bias_mean, self.weight_var, self.bias_var)
+        if (
+            torch.is_grad_enabled()
+            or query.device.type != "cpu"
+            or self.bias_mean.shape[:-1] != batch
+            or batch.numel() <= max(1, step)
+        ):
+            return self._logits(*everything)
+        chunks = zip(*(t.flatten(0, len(batch) - 1).split(max(1, step)) for t in everything))
+        mean, var = (torch.cat(parts) for parts in zip(*(self._logits(*chunk) for chunk in chunks)))
+        return mean.view(*batch, *mean.shape[1:]), var.view(*batch, *var.shape[1:])
+
+    def _logits(self, query: Tensor, w: Tensor, b: Tensor, V: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         phi = Rows.of(query, normalize=self.normalize)
-        mean = phi.dot(self.weight_mean) + self.bias_mean.unsqueeze(-2)
-        var = phi.squared_dot(self.weight_var) + self.bias_var.unsqueeze(-2)
-        return mean, var
+        return phi.dot(w) + b.unsqueeze(-2), phi.squared_dot(V) + v.unsqueeze(-2)
 
     def log_prob(self, query: Tensor) -> Tensor:
         """Return log p(y | x, S) [..., q, C] for query features [..., q, d], Eq. 21 (predictive)."""

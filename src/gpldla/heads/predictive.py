@@ -23,6 +23,7 @@ _GUMBEL_MIXTURE = (
     (0.037996, 2.607113, 2.219624),
 )
 FEWEST_POINTS = 13
+LOGITS_AT_ONCE = 1 << 15  # on a CPU: what stays in its caches, at every point
 MOST_CLASSES_OF_THE_KERNEL = 64  # more do not fit in a GPU's registers
 _GUMBEL_MEAN = 0.5772156649015329
 _GUMBEL_VARIANCE = math.pi**2 / 6
@@ -72,6 +73,10 @@ def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor
         log_p = _by_the_kernel(mean, var)
         if log_p is not None:
             return log_p
+    if mean.numel() > LOGITS_AT_ONCE and mean.device.type == "cpu" and not torch.is_grad_enabled():
+        C = mean.shape[-1]
+        chunks = (t.reshape(-1, C).split(max(1, LOGITS_AT_ONCE // C)) for t in (mean, var))
+        return torch.cat([quadrature(m, v, n_points) for m, v in zip(*chunks)]).view(mean.shape)
     spread = (var.detach() + _GUMBEL_VARIANCE).sqrt()  # standard deviation of X_j
     centre = mean.detach() + _GUMBEL_MEAN
     lowest = (centre - 3 * spread).amax(-1, keepdim=True)  # the largest X_j is hardly ever below this ...
