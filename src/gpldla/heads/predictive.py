@@ -146,14 +146,16 @@ def _trapezoid(mean: Tensor, var: Tensor, lowest: Tensor, highest: Tensor, n_poi
     steps = torch.linspace(0, 1, n_points, dtype=mean.dtype, device=mean.device).unsqueeze(-1)
     t = torch.lerp(lowest.reshape(1, -1), highest.reshape(1, -1), steps)  # [T, Q]
 
+    tiny = torch.finfo(mean.dtype).tiny
+    furthest = 0.97 * math.sqrt(-math.log(tiny))  # beyond it e^(−z²) is no number, and slow on a CPU
     distribution = torch.zeros((), dtype=mean.dtype, device=mean.device)  # F_j(t), [C, T, Q]
     density = torch.zeros((), dtype=mean.dtype, device=mean.device)  # g_j(t)·√π, [C, T, Q]
     for weight, location, scale in _GUMBEL_MIXTURE:
         narrowness = (2 * (var + scale**2)).rsqrt().unsqueeze(1)  # [C, 1, Q]
         z = ((finite_mean + location).unsqueeze(1) - t) * narrowness
+        z = z.clamp(-furthest, furthest)
         distribution = torch.add(distribution, torch.erfc(z), alpha=weight / 2)
         density = torch.addcmul(density, torch.exp(-z * z), narrowness, value=weight)
-    tiny = torch.finfo(mean.dtype).tiny
     distribution = distribution.clamp_min(tiny)
 
     all_below_t = distribution.log().sum(0).exp()  # Π_j F_j(t), [T, Q]
