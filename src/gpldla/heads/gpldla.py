@@ -4,8 +4,6 @@ Kim and Hospedales, "Gaussian Process Meta Few-shot Classifier Learning via Line
 Approximation", 2021. The numbers of equations are those of that paper, the words in brackets its labels.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -20,7 +18,7 @@ class GPLDLA(LinearGP):
 
     def find_mode(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> Mode:
         """Return the LDA surrogate of the MAP, at the scale that the prior expects."""
-        phi, member, counts, log_pi = support
+        phi, member, counts, log_pi, _ = support
         present = counts > 0
         n_present = present.sum(-1, keepdim=True)
         mu = phi.weighted_sum(member / counts.clamp_min(1).unsqueeze(-2))  # Eq. 14 (lda_estim), [..., C, d]
@@ -36,4 +34,4 @@ class GPLDLA(LinearGP):
 
         Where all means are zero, so is w*, at any scale.
         """
-        return mean_norm2.where(mean_norm2 > 0, 1).sqrt() / (beta * math.sqrt(phi.x.shape[-1]))
+        return mean_norm2.where(mean_norm2 > 0, 1).sqrt() / (beta * phi.x.shape[-1] ** 0.5)

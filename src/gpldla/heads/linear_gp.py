@@ -31,12 +31,16 @@ VALUES_AT_ONCE = 1 << 20  # of query features, on a CPU
 
 
 class LabelledFeatures(NamedTuple):
-    """A support set: φ [..., n, d], membership [..., n, C], counts n_j and log priors log π_j [..., C]."""
+    """A support set: φ [..., n, d], membership [..., n, C], counts n_j and log priors log π_j [..., C].
+
+    The membership of an example that counts several times is that number, not one.
+    """
 
     phi: Rows
     member: Tensor
     counts: Tensor
     log_pi: Tensor
+    weights: Tensor | None = None  # [..., n, 1]: how often each example counts, where that is not once
 
 
 class Mode(NamedTuple):
@@ -98,24 +102,30 @@ class LinearGP(Head):
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
-    ) -> "LinearGPPosterior":
+    ) -> Posterior:
         """Compute the Laplace posterior of W and B around the mode.
 
         A class without examples gets probability 0 and leaves the others as if it were not there.
         """
         check_episode(support, labels, n_way)
-        beta, beta_b = self.log_beta.exp().to(support.dtype), self.log_beta_b.exp().to(support.dtype)
-        phi = Rows.of(support, normalize=self.normalize)  # [..., n, d]
         member = class_one_hot(labels, n_way, support.dtype)  # [..., n, C]
         counts = member.sum(-2)  # n_j, [..., C]
-        labelled = LabelledFeatures(phi, member, counts, self._log_priors(counts))
-        w, b, sigma2 = self.find_mode(labelled, beta, beta_b)
-        b = b.masked_fill(counts == 0, -math.inf)
+        phi = Rows.of(support, normalize=self.normalize)  # [..., n, d]
+        beta, beta_b = self.log_beta.exp().to(support.dtype), self.log_beta_b.exp().to(support.dtype)
+        return self.posterior(LabelledFeatures(phi, member, counts, self._log_priors(counts)), beta, beta_b)
 
-        p = (phi.dot(w) + b.unsqueeze(-2)).softmax(-1)  # p(y=j | F*(x)), [..., n, C]
+    def posterior(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> "LinearGPPosterior":
+        """Return the Laplace posterior for a given prior; β and β_b are numbers, or [..., 1] for batches."""
+        w, b, sigma2 = self.find_mode(support, beta, beta_b)
+        b = b.masked_fill(support.counts == 0, -math.inf)
+
+        p = (support.phi.dot(w) + b.unsqueeze(-2)).softmax(-1)  # p(y=j | F*(x)), [..., n, C]
         a = p - p.square()  # a*(x, y, j)
-        V = phi.squared_weighted_sum(a).add_(beta**-2).reciprocal_()  # Eq. 11 (laplace_2), [..., C, d]
-        v = 1 / (beta_b**-2 + a.sum(-2))  # Eq. 12 (laplace_3), [..., C]
+        if support.weights is not None:
+            a = a * support.weights
+        # Eq. 11 (laplace_2), [..., C, d], and Eq. 12 (laplace_3), [..., C]
+        V = support.phi.squared_weighted_sum(a).add_(beta.unsqueeze(-1) ** -2).reciprocal_()
+        v = 1 / (beta_b**-2 + a.sum(-2))
         return LinearGPPosterior(w, b, V, v, sigma2, self.normalize, self._predictive_now(), self.n_samples)
 
     def scalars(self) -> dict[str, float]:
@@ -178,7 +188,8 @@ class LinearGPPosterior(Posterior):
         independent over j.
         """
         batch = query.shape[:-2]
-        step = VALUES_AT_ONCE // max(1, query.shape[-2:].numel())  # episodes whose squares stay in the cache
+        values = query.shape[-2] * query.shape[-1]
+        step = VALUES_AT_ONCE // max(1, values)  # episodes whose squares stay in the cache
         everything = (query, self.weight_mean, self.bias_mean, self.weight_var, self.bias_var)
         if (
             torch.is_grad_enabled()

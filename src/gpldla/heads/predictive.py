@@ -39,7 +39,7 @@ def monte_carlo(
 
 def quasi_monte_carlo(mean: Tensor, var: Tensor, n_points: int = 1024) -> Tensor:
     """Average the softmax over one fixed set of scrambled Sobol points, the same for every query."""
-    points = _normal_points(n_points, mean.shape[-1]).to(mean)
+    points = normal_points(n_points, mean.shape[-1]).to(mean)
     points = points.view(n_points, *(1,) * (mean.ndim - 1), mean.shape[-1])
     return log_mean_softmax(mean + var.sqrt() * points)
 
@@ -73,7 +73,7 @@ def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor
         log_p = _by_the_kernel(mean, var)
         if log_p is not None:
             return log_p
-    if mean.numel() > LOGITS_AT_ONCE and mean.device.type == "cpu" and not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() and mean.device.type == "cpu" and mean.numel() > LOGITS_AT_ONCE:
         C = mean.shape[-1]
         chunks = (t.reshape(-1, C).split(max(1, LOGITS_AT_ONCE // C)) for t in (mean, var))
         return torch.cat([quadrature(m, v, n_points) for m, v in zip(*chunks)]).view(mean.shape)
@@ -88,6 +88,8 @@ def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor
     narrowest = spread.masked_fill(centre + 4.5 * spread < lowest, math.inf).amin(-1, keepdim=True)
     steps = (highest - lowest) / (0.8 * narrowest)
     doublings = (steps / (FEWEST_POINTS - 1)).log2().ceil().clamp(0, 7).nan_to_num(0).squeeze(-1)
+    if torch.compiler.is_compiling():  # a graph cannot treat some queries otherwise than others
+        return _trapezoid(mean, var, lowest, highest, FEWEST_POINTS * 2**doublings)
     fewest, most = torch.aminmax(doublings) if doublings.numel() else (torch.zeros(()), torch.zeros(()))
     if fewest == most:
         return _trapezoid(mean, var, lowest, highest, FEWEST_POINTS * 2 ** int(most))
@@ -134,8 +136,10 @@ def _by_the_kernel(mean: Tensor, var: Tensor) -> Tensor | None:
 _failed_kernels: list[Exception] = []
 
 
-def _trapezoid(mean: Tensor, var: Tensor, lowest: Tensor, highest: Tensor, n_points: int) -> Tensor:
+def _trapezoid(mean: Tensor, var: Tensor, lowest: Tensor, highest: Tensor, n_points: int | Tensor) -> Tensor:
     """Evaluate the integral of `quadrature` on `n_points` equal steps from `lowest` to `highest` [..., 1].
+
+    n_points: a number, or one for each query [...], all of which then cost as much as the largest.
 
     Inside, the queries are the last axis: [C, T, Q], which is what vectorised loops like.
     """
@@ -143,7 +147,12 @@ def _trapezoid(mean: Tensor, var: Tensor, lowest: Tensor, highest: Tensor, n_poi
     mean, var = mean.reshape(-1, C).T, var.reshape(-1, C).T  # [C, Q]
     impossible = mean.isneginf()
     finite_mean = mean.masked_fill(impossible, -1e15)  # so low that F = 1 and g = 0 everywhere
-    steps = torch.linspace(0, 1, n_points, dtype=mean.dtype, device=mean.device).unsqueeze(-1)
+    if isinstance(n_points, int):
+        steps = torch.linspace(0, 1, n_points, dtype=mean.dtype, device=mean.device).unsqueeze(-1)
+    else:
+        numbers = torch.arange(n_points.max().int().item(), device=mean.device).unsqueeze(-1)
+        steps = numbers / (n_points.reshape(1, -1) - 1)  # [T, Q]
+        steps = steps.masked_fill(steps > 1, math.inf)  # there the density is 0
     t = torch.lerp(lowest.reshape(1, -1), highest.reshape(1, -1), steps)  # [T, Q]
 
     tiny = torch.finfo(mean.dtype).tiny
@@ -179,13 +188,31 @@ def _jensen_bound(mean: Tensor, var: Tensor) -> Tensor:
     return tilted - torch.logaddexp(total, mean + 1.5 * var)
 
 
+def independent_variances(mean: Tensor, covariance: Tensor) -> Tensor:
+    """Return variances [..., C] of independent logits that differ as coupled ones do, [..., C, C] → [..., C].
+
+    The softmax sees differences of logits only. Var(f_a − f_b) = s_a + s_b for all pairs is the least-squares
+    solution: exact for two classes, for three (where no s is negative), and wherever the coupling is common
+    to all classes. A class that cannot occur (mean −inf) has variance 0.
+    """
+    possible = ~mean.isinf()
+    pairs = (possible.unsqueeze(-1) & possible.unsqueeze(-2)).to(covariance.dtype)
+    own = covariance.diagonal(dim1=-2, dim2=-1)
+    apart = (own.unsqueeze(-1) + own.unsqueeze(-2) - 2 * covariance) * pairs  # Var(f_a − f_b)
+    count = possible.sum(-1, keepdim=True)
+    row = apart.sum(-1)
+    total = row.sum(-1, keepdim=True) / (2 * (count - 1).clamp_min(1))  # Σ s
+    several = (row - total) / (count - 2).clamp_min(1)
+    return several.where(count > 2, row / 2).clamp_min(0) * possible
+
+
 def log_mean_softmax(logits: Tensor) -> Tensor:
     """Log of the softmax averaged over the first axis, [M, ..., C] → [..., C]."""
     return logits.log_softmax(-1).logsumexp(0) - math.log(logits.shape[0])
 
 
 @lru_cache(maxsize=16)
-def _normal_points(n_points: int, dimensions: int) -> Tensor:
+def normal_points(n_points: int, dimensions: int) -> Tensor:
     """Standard normal quasi-random points, float64 [n_points, dimensions]."""
     uniform = torch.quasirandom.SobolEngine(dimensions, scramble=True, seed=0).draw(
         n_points, dtype=torch.float64

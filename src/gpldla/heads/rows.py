@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpldla.heads.base import unit_length
+
 SAFE_NORM2 = (1e-18, 1e18)  # where float32 keeps x² and 1/‖x‖² with all digits
 
 
@@ -23,6 +25,9 @@ class Rows:
     @classmethod
     def of(cls, features: Tensor, *, normalize: bool) -> "Rows":
         """Return features [..., n, d] as they are or at unit length."""
+        if normalize and torch.compiler.is_compiling():
+            # A graph cannot look at the size of features; and near unit length products fit in float16.
+            features = unit_length(_of_safe_size(features))
         squared = features.square()
         if not normalize:
             return cls(features, squared, None)

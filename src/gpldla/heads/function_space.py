@@ -1,0 +1,43 @@
+"""The Laplace approximation in function space: Newton's step, and the blocks that the covariance is made of.
+
+Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, Algorithms 3.3 and 3.4: all classes
+share one kernel matrix K [..., n, n], and the Hessian of −log p(y | f) is D − ΠΠᵀ with D = diag(π).
+"""
+
+import torch
+from torch import Tensor
+
+
+def curvature_blocks(K: Tensor, curvature: Tensor) -> Tensor:
+    """Return E_c = D_c^{1/2} (I + D_c^{1/2} K D_c^{1/2})⁻¹ D_c^{1/2} for every class, [..., C, n, n].
+
+    curvature [..., n, C]: the diagonals D_c
+    """
+    tiny = torch.finfo(curvature.dtype).tiny  # the root of 0 has no derivative
+    root = curvature.mT.unsqueeze(-1).clamp_min(tiny).sqrt()  # D_c^{1/2}, [..., C, n, 1]
+    identity = torch.eye(K.shape[-1], dtype=K.dtype, device=K.device)
+    return root * torch.cholesky_inverse(cholesky(identity + root * K.unsqueeze(-3) * root.mT)) * root.mT
+
+
+def newton_step(K: Tensor, f: Tensor, y: Tensor, absent: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return a with K a the next f: [..., n, n], [..., n, C] → [..., n, C].
+
+    y: one-hot labels; absent [..., 1, C]: classes without examples, which have probability 0
+    weights [..., n, 1]: how often each example counts, once by default
+    """
+    pi = f.masked_fill(absent, -torch.inf).softmax(-1)
+    gradient = y - pi
+    bent = pi * (f - (pi * f).sum(-1, keepdim=True))  # (D − ΠΠᵀ)f
+    if weights is not None:
+        pi, gradient, bent = pi * weights, gradient * weights, bent * weights
+    E = curvature_blocks(K, pi)
+    M = cholesky(E.sum(-3))  # [..., n, n]
+    b = bent + gradient
+    c = (E @ (K @ b).mT.unsqueeze(-1)).squeeze(-1).mT  # EKb, [..., n, C]
+    through_all = torch.cholesky_solve(c.sum(-1, keepdim=True), M)  # M⁻ᵀM⁻¹Rᵀc, [..., n, 1]
+    return b - c + (E @ through_all.unsqueeze(-3)).squeeze(-1).mT
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """Return the lower factor, without waiting for a device to say whether it exists."""
+    return torch.linalg.cholesky_ex(matrix).L

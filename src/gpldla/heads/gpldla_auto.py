@@ -1,0 +1,266 @@
+"""GPLDLA for features that nobody meta-trained: the task sets the feature space and the prior's scale."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from gpldla.errors import UserError
+from gpldla.heads.base import Posterior, check_episode, class_one_hot, register_head, unit_length
+from gpldla.heads.coupled import CoupledPosterior
+from gpldla.heads.function_space import newton_step
+from gpldla.heads.gpldla import GPLDLA
+from gpldla.heads.leave_one_out import LeftOut, leave_one_out
+from gpldla.heads.linear_gp import LabelledFeatures, LinearGPPosterior, Mode, Predictive
+from gpldla.heads.predictive import quadrature
+from gpldla.heads.rows import Rows
+from gpldla.heads.task_space import TaskSpace, mean_of_class_means, within_class_directions
+
+Covariance = Literal["diag", "full"]
+
+# Where no example can be left out β is DEFAULT_SCALE / d^¼, in the middle between logits of the same scale
+# and logits of the same noise in any dimension; PRIOR_WIDTH is how far (in log β) a task may be from it.
+# Chosen on validation classes of photographs, on texts and on digits, see docs/own-data.md.
+DEFAULT_SCALE, PRIOR_WIDTH = 3.0, 0.4
+GRID = range(-3, 5)  # powers of 2, around the default, at which the likelihood is computed
+MOST_LEFT_OUT = 1024  # support examples that β is chosen with: the work is cubic in them
+
+
+@register_head("gpldla-auto")
+class GPLDLAAuto(GPLDLA):
+    """GPLDLA on features as they come from any network, without episodes to learn from.
+
+    beta:       a number, or "auto": the β with the largest leave-one-out predictive likelihood of the
+                support set, under a log-normal prior around `default_beta` that decides for single shots
+    center:     subtract the mean of the class means of the unit features
+    whiten:     whiten by the covariance that the classes share, see `TaskSpace`
+    covariance: "diag" is the paper's posterior, "full" the exact Laplace covariance
+    map_steps:  Newton steps from the LDA estimate towards the true mode
+    metric [d, d]: a linear map of features learned elsewhere, applied after centring
+    The rest as in `LinearGP`.
+    """
+
+    base_stage = "linear"
+
+    def __init__(
+        self,
+        feature_dim: int | None = None,
+        *,
+        beta: float | Literal["auto"] = "auto",
+        beta_b: float = 1.0,
+        normalize: bool = True,
+        center: bool = True,
+        whiten: bool = True,
+        covariance: Covariance = "diag",
+        map_steps: int = 0,
+        predictive: Predictive = "auto",
+        n_samples: int = 10,
+        priors: Literal["uniform"] | Sequence[float] | None = None,
+        metric: Tensor | None = None,
+    ) -> None:
+        self.auto_beta = isinstance(beta, str) and beta == "auto"
+        if isinstance(beta, str) and not self.auto_beta:
+            raise UserError(f"beta must be a positive number or 'auto', not {beta!r}.")
+        super().__init__(
+            feature_dim,
+            beta=1.0 if isinstance(beta, str) else beta,
+            beta_b=beta_b,
+            normalize=normalize,
+            predictive=predictive,
+            n_samples=n_samples,
+            priors=priors,
+        )
+        if covariance not in ("diag", "full"):
+            raise UserError(f"There is no covariance {covariance!r}; use 'diag' or 'full'.")
+        if not hasattr(map_steps, "__index__") or map_steps < 0:
+            raise UserError(f"map_steps must be a whole number of at least 0, not {map_steps!r}.")
+        if covariance != "diag" and predictive not in ("auto", "quadrature"):
+            raise UserError(
+                f"predictive {predictive!r} needs covariance 'diag'; use 'auto' with {covariance!r}."
+            )
+        self.center, self.whiten = center, whiten
+        self.covariance, self.map_steps = covariance, map_steps
+        self.register_buffer("metric", metric, persistent=False)
+        # Nothing here is learned by episodes: the task decides.
+        self.requires_grad_(False)
+
+    metric: Tensor | None
+
+    def adapt(
+        self,
+        support: Tensor,
+        labels: Tensor,
+        n_way: int,
+        *,
+        backbone: nn.Module | None = None,
+        weights: Tensor | None = None,
+    ) -> "TaskPosterior":
+        """Fit the feature space, choose β, and compute the posterior there.
+
+        weights [..., n]: how often each example counts, such as 2 for one that stands for two
+        """
+        check_episode(support, labels, n_way)
+        member = class_one_hot(labels, n_way, support.dtype)
+        if weights is not None:
+            member = member * weights.unsqueeze(-1)
+        space = self.fit_space(support, member)
+        labelled = self.labelled(space(support), member, weights)
+        beta = self.choose_beta(support, member, labelled)
+        return self.answer(space, labelled, beta, self.log_beta_b.exp().to(support.dtype))
+
+    def answer(
+        self, space: TaskSpace, labelled: LabelledFeatures, beta: Tensor, beta_b: Tensor
+    ) -> "TaskPosterior":
+        """Return the posterior for features that are in the task's space already, and a given prior."""
+        diagonal = self.posterior(labelled, beta, beta_b)
+        inner: LinearGPPosterior | CoupledPosterior = diagonal
+        if self.covariance == "full":
+            inner = CoupledPosterior.around(diagonal, labelled, beta, beta_b)
+        return TaskPosterior(space, inner, diagonal, beta.squeeze(-1) if beta.ndim else beta)
+
+    def fit_space(self, support: Tensor, member: Tensor) -> TaskSpace:
+        """Find the centre and the shared covariance of features [..., n, d]."""
+        space = TaskSpace(unit_first=self._unit_first)
+        z = self._before_centre(support)
+        if self.center:
+            space.center = mean_of_class_means(z, member)
+        space.metric = self.metric
+        if self.whiten:
+            space.directions, space.shrink = within_class_directions(self._through_metric(z), member)
+        return space
+
+    def choose_beta(self, support: Tensor, member: Tensor, labelled: LabelledFeatures) -> Tensor:
+        """Return β, a number, or with "auto" one a task [..., 1]."""
+        if not self.auto_beta:
+            return self.log_beta.exp().to(support.dtype)
+        # n > MOST_LEFT_OUT: an even choice of examples; β hardly depends on how many there are.
+        every = max(1, math.ceil(support.shape[-2] / MOST_LEFT_OUT))
+        if every > 1:
+            order = torch.argsort(member.argmax(-1), dim=-1, stable=True)[..., ::every]
+            chosen = order.unsqueeze(-1)
+            support = support.gather(-2, chosen.expand(*order.shape, support.shape[-1]))
+            member = member.gather(-2, chosen.expand(*order.shape, member.shape[-1]))
+            weights = member.sum(-1)
+            space = self.fit_space(support, member)
+            labelled = self.labelled(space(support), member, weights)
+        left_out = self.left_out(support, member)
+        default = default_beta(support.shape[-1])
+        grid = torch.tensor([default * 2.0**power for power in GRID]).to(support)
+        # The log likelihood of all left-out examples plus the log prior of β, [..., grid]
+        score = torch.stack([self._left_out_score(labelled, left_out, beta) for beta in grid], -1)
+        score = score - 0.5 * ((grid / default).log() / PRIOR_WIDTH) ** 2
+        return _best(score, grid.log()).exp().unsqueeze(-1)
+
+    def left_out(self, support: Tensor, member: Tensor) -> LeftOut:
+        """Return what is said of each support example [..., n, d] without it, see `leave_one_out`."""
+        return leave_one_out(
+            self._through_metric(self._before_centre(support)),
+            member,
+            None if self.priors is None else self._log_priors(member.sum(-2)),
+            normalize=self.normalize,
+            recentre=self.center,
+            whiten=self.whiten,
+        )
+
+    def leave_one_out_log_prob(
+        self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None, beta: Tensor
+    ) -> Tensor:
+        """Return log p(class | x_i, S without i), [n, d] → [n, C]; NaN for the only example of a class."""
+        member = class_one_hot(labels, n_way, support.dtype)
+        if weights is not None:
+            member = member * weights.unsqueeze(-1)
+        labelled = self.labelled(self.fit_space(support, member)(support), member, weights)
+        left_out = self.left_out(support, member)
+        log_prob = self.left_out_log_prob(labelled, left_out, beta.to(support))
+        return log_prob.masked_fill((left_out.counted == 0).unsqueeze(-1), math.nan)
+
+    def left_out_log_prob(self, labelled: LabelledFeatures, left_out: LeftOut, beta: Tensor) -> Tensor:
+        """Return log p(y_i | x_i, S without i) for all classes, [..., n, C].
+
+        The variances are those of the whole support set: one example of many hardly changes V* and v*.
+        """
+        posterior = self.posterior(labelled, beta, self.log_beta_b.exp().to(beta.dtype))
+        var = labelled.phi.squared_dot(posterior.weight_var) + posterior.bias_var.unsqueeze(-2)
+        return quadrature(left_out.mean(beta.squeeze(-1) if beta.ndim else beta), var)
+
+    def _left_out_score(self, labelled: LabelledFeatures, left_out: LeftOut, beta: Tensor) -> Tensor:
+        log_prob = self.left_out_log_prob(labelled, left_out, beta)
+        own = (log_prob.nan_to_num(neginf=0) * (labelled.member > 0)).sum(-1)
+        return (own * left_out.counted).sum(-1)
+
+    def find_mode(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> Mode:
+        """Return the LDA surrogate, after `map_steps` Newton steps towards the true mode."""
+        mode = super().find_mode(support, beta, beta_b)
+        return self._refine(support, mode, beta, beta_b) if self.map_steps else mode
+
+    def _refine(self, support: LabelledFeatures, mode: Mode, beta: Tensor, beta_b: Tensor) -> Mode:
+        beta2 = beta.unsqueeze(-1) ** 2
+        K = beta2 * support.phi.gram() + beta_b.unsqueeze(-1) ** 2
+        y = (support.member > 0).to(K.dtype)
+        absent = (support.counts == 0).unsqueeze(-2)
+        weights = support.member.sum(-1, keepdim=True)
+        f = support.phi.dot(mode.w) + mode.b.unsqueeze(-2)
+        a = torch.zeros_like(f)
+        for _ in range(self.map_steps):
+            step = newton_step(K, f, y, absent, weights) - a
+            # Newton's step is too long where the logits are far from the labels: the best of a few lengths.
+            lengths = 0.5 ** torch.arange(8, dtype=K.dtype, device=K.device)
+            tried = a + lengths.view(-1, *(1,) * a.ndim) * step  # [8, ..., n, C]
+            f_tried = K @ tried
+            fit = (f_tried.masked_fill(absent, -torch.inf).log_softmax(-1).nan_to_num(neginf=0) * y).sum(-1)
+            value = (fit * weights.squeeze(-1)).sum(-1) - 0.5 * (tried * f_tried).sum((-2, -1))  # Eq. 9
+            best = value.nan_to_num(-torch.inf).argmax(0)[None, ..., None, None].expand(1, *a.shape)
+            a, f = tried.gather(0, best).squeeze(0), f_tried.gather(0, best).squeeze(0)
+        return Mode(beta2 * support.phi.weighted_sum(a), beta_b**2 * a.sum(-2), mode.sigma2)
+
+    @property
+    def _unit_first(self) -> bool:
+        return self.normalize and (self.center or self.whiten or self.metric is not None)
+
+    def _before_centre(self, features: Tensor) -> Tensor:
+        return unit_length(features) if self._unit_first else features
+
+    def _through_metric(self, z: Tensor) -> Tensor:
+        return z if self.metric is None else z @ self.metric
+
+    def labelled(self, z: Tensor, member: Tensor, weights: Tensor | None = None) -> LabelledFeatures:
+        """Collect a support set that is in the task's space already: [..., n, d], [..., n, C], [..., n]."""
+        counts = member.sum(-2)
+        phi = Rows.of(z, normalize=self.normalize)
+        return LabelledFeatures(
+            phi, member, counts, self._log_priors(counts), None if weights is None else weights.unsqueeze(-1)
+        )
+
+
+@dataclass
+class TaskPosterior(Posterior):
+    """A posterior in the space of a task.
+
+    inner: what answers; diagonal: the paper's posterior around the same mode; beta [...]: as it was chosen
+    """
+
+    space: TaskSpace
+    inner: LinearGPPosterior | CoupledPosterior
+    diagonal: LinearGPPosterior
+    beta: Tensor
+
+    def log_prob(self, query: Tensor) -> Tensor:
+        """Return log p(y | x, S), [..., q, d] → [..., q, C]."""
+        return self.inner.log_prob(self.space(query))
+
+
+def default_beta(feature_dim: int) -> float:
+    """Return the β that does well on single shots of most features."""
+    return float(DEFAULT_SCALE / feature_dim**0.25)
+
+
+def _best(score: Tensor, at: Tensor) -> Tensor:
+    """Return where the parabola through the largest value and its neighbours peaks: [..., k], [k] → [...]."""
+    middle = score.argmax(-1, keepdim=True).clamp(1, score.shape[-1] - 2)
+    left, centre, right = (score.gather(-1, middle + offset).squeeze(-1) for offset in (-1, 0, 1))
+    bend = (left - 2 * centre + right).clamp(max=-1e-9)
+    offset = (0.5 * (left - right) / bend).clamp(-1, 1)
+    return at[middle.squeeze(-1)] + offset * (at[1] - at[0])
