@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from gpldla import __version__
+from gpldla import __version__, cli_own_data
 from gpldla.errors import UserError
 from gpldla.process import prepare_process
 from gpldla.progress import say
@@ -31,6 +31,9 @@ data_app = typer.Typer(
 app.add_typer(data_app, name="data")
 bench_app = typer.Typer(help="Speed side by side, in one run.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
+
+for command in (cli_own_data.fit, cli_own_data.predict, cli_own_data.export):
+    app.command()(command)
 
 # Wrong usage, such as an unknown option: click's ClickException, which newer versions of typer keep inside.
 WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -135,6 +138,7 @@ def train(
 
     Another method on the same data: gpldla train glyphs --method protonet -o runs/protonet
     """
+    from gpldla.devices import torch_device
     from gpldla.recipe import parse_override, read_recipe
     from gpldla.training import train as run_training
 
@@ -143,7 +147,7 @@ def train(
     result = run_training(
         read_recipe(recipe, overrides, method=method),
         output,
-        accelerator=_torch_device(device),
+        accelerator=torch_device(device),
         places=_places(data_root, cache),
         console=messages,
     )
@@ -181,6 +185,7 @@ def evaluate(
     Example: gpldla eval runs/glyphs --dataset glyphs-digits --shots 5
     """
     from gpldla.data import load_protocol
+    from gpldla.devices import torch_device
     from gpldla.evaluation import ProtocolEvaluator, Task
     from gpldla.model import FewShotModel
     from gpldla.report import evaluation_table
@@ -190,7 +195,7 @@ def evaluate(
             raise UserError(f"{name} must be at least 1, not {value}.")
     loaded = FewShotModel.from_pretrained(model)
     loaded.set_head_options({"predictive": predictive, "n_samples": samples})
-    loaded.to(_torch_device(device))
+    loaded.to(torch_device(device))
     recipe = loaded.info.get("recipe", {})
     dataset = dataset or recipe.get("dataset")
     if dataset is None:
@@ -249,6 +254,7 @@ def bench_heads(
     import torch
 
     from gpldla.bench.heads import BATCHES, bench_heads, heads_tables
+    from gpldla.devices import torch_device
     from gpldla.files import check_writable, write_json
     from gpldla.progress import Reporter
 
@@ -261,7 +267,7 @@ def bench_heads(
     if output is not None:
         check_writable(output.parent)
     results = bench_heads(
-        torch.device(_torch_device(device)), batches=sizes, rounds=rounds, reporter=Reporter(messages)
+        torch.device(torch_device(device)), batches=sizes, rounds=rounds, reporter=Reporter(messages)
     )
     if output is not None:
         write_json(output, results)
@@ -386,16 +392,6 @@ def show_data(
     except OSError as error:
         raise UserError(f"{output} cannot be written ({error}).") from None
     typer.echo(f"Wrote {output}.")
-
-
-def _torch_device(device: str) -> str:
-    import torch
-
-    if device not in ("auto", "cpu", "cuda"):
-        raise UserError(f"There is no device {device!r}; use auto, cpu or cuda.")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("There is no CUDA device here; use --device cpu.")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def main() -> None:

@@ -191,7 +191,7 @@ def _key(backbone: Backbone, items: list[Any], place: int, device: torch.device)
         try:
             digest.update(b"file " + Path(item).read_bytes())
         except (OSError, ValueError) as error:
-            raise UserError(f"{item} cannot be read as an image ({error}).") from None
+            raise UserError(f"{item} cannot be read as an image ({error}); replace or remove it.") from None
     elif isinstance(item, np.ndarray):
         digest.update(f"array {item.dtype} {item.shape} ".encode() + item.tobytes())
     elif isinstance(item, Image.Image):
@@ -242,7 +242,7 @@ def _naming(place: int, read: Callable[[Any, Any], Any], item: Any, form: Any) -
             raise  # names the file already
         if isinstance(error, UserError):
             raise UserError(f"pictures[{place}]: {error}") from None
-        raise UserError(f"pictures[{place}] cannot be read as an image ({error}).") from None
+        raise UserError(f"pictures[{place}] cannot be read as an image ({error}); replace or remove it.") from None
 
 
 def _text(text: Any, place: int) -> str:

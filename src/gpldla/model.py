@@ -12,10 +12,16 @@ from torch import Tensor, nn
 from gpldla.backbones import Backbone, Preprocessing, create_backbone
 from gpldla.calibration import apply_temperature
 from gpldla.data.transforms import evaluation_images
+from gpldla.embedding import FeatureCache, embed
 from gpldla.errors import UserError
 from gpldla.files import read_json, read_tensors, write_json, write_tensors
 from gpldla.heads import Head, Posterior, create_head, head_class
-from gpldla.pictures import ImageLike, picture_tensor
+from gpldla.heads.base import moved
+from gpldla.heads.gpldla_auto import GPLDLAAuto, TaskPosterior
+from gpldla.novelty import Novelty, fit_novelty
+from gpldla.pictures import picture_tensor
+from gpldla.progress import SILENT, Reporter
+from gpldla.uncertainty import Uncertainty, uncertainty_of
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 FORMAT = 1
@@ -114,20 +120,38 @@ class FewShotModel(nn.Module):
         return self.backbone if self.head.consumes == "backbone" else None
 
     @torch.no_grad()
-    def embed(self, images: Sequence[ImageLike], *, batch_size: int = 256) -> Tensor:
-        """Turn pictures to what the head consumes, [n, ...]."""
+    def embed(
+        self,
+        items: Sequence[Any],
+        *,
+        batch_size: int = 64,
+        cache: FeatureCache | None = None,
+        reporter: Reporter = SILENT,
+    ) -> Tensor:
+        """Turn pictures (or texts, where the backbone reads those) to what the head consumes, [n, ...]."""
         self.eval()
+        if self.head.consumes == "features":
+            return embed(self.backbone, items, batch_size=batch_size, cache=cache, reporter=reporter)
         parts = []
-        for start in range(0, len(images), batch_size):
-            stacked = torch.stack(
-                [picture_tensor(image, self.preprocessing) for image in images[start : start + batch_size]]
-            )
-            parts.append(self.represent(evaluation_images(stacked.to(self.device), self.preprocessing)))
+        with reporter.bar("images", len(items)) as advance:
+            for start in range(0, len(items), batch_size):
+                pictures = items[start : start + batch_size]
+                pixels = torch.stack([picture_tensor(picture, self.preprocessing) for picture in pictures])
+                parts.append(self.represent(evaluation_images(pixels.to(self.device), self.preprocessing)))
+                advance(len(pictures))
         return torch.cat(parts)
 
-    def adapt(self, images: Sequence[ImageLike], labels: Sequence[Any]) -> "FewShotClassifier":
-        """Make a classifier from a few labelled pictures; labels may be of any type."""
-        return FewShotClassifier(self, self.embed(_non_empty(images)), labels)
+    def adapt(
+        self,
+        items: Sequence[Any],
+        labels: Sequence[Any],
+        *,
+        cache: FeatureCache | None = None,
+        reporter: Reporter = SILENT,
+    ) -> "FewShotClassifier":
+        """Make a classifier from a few labelled pictures (or texts); labels may be of any type."""
+        features = self.embed(_non_empty(items), cache=cache, reporter=reporter)
+        return FewShotClassifier(self, features, labels)
 
     def config(self) -> dict[str, Any]:
         """Return everything but the weights, as JSON."""
@@ -154,26 +178,7 @@ class FewShotModel(nn.Module):
         if not (folder / CONFIG).is_file():
             raise UserError(f"{folder} is not a model: it has no {CONFIG}; train one with `gpldla train`.")
         config = read_json(folder / CONFIG)
-        if not isinstance(config, dict) or config.get("format") != FORMAT:
-            raise UserError(f"{folder / CONFIG} is not a model configuration of format {FORMAT}.")
-        try:
-            model = cls(
-                config["backbone"],
-                config["head"],
-                head_options=config["head_options"],
-                temperature=float(config["temperature"]),
-                info=config["info"],
-            )
-        except UserError as error:
-            raise UserError(f"{folder / CONFIG}: {error}") from None
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{folder / CONFIG} is not a whole model configuration ({error!r}).") from None
-        if not 0 < model.temperature < math.inf:
-            raise UserError(
-                f"{folder / CONFIG} has the temperature {model.temperature}; it must be positive."
-            )
-        if config.get("preprocessing") != model.config()["preprocessing"]:
-            raise UserError(f"{folder} was trained with another {model.backbone_name} than this version has.")
+        model = cls.from_config(config, str(folder / CONFIG))
         weights, _ = read_tensors(folder / WEIGHTS)
         try:
             model.load_state_dict(weights)
@@ -183,15 +188,38 @@ class FewShotModel(nn.Module):
             ) from None
         return model.eval()
 
+    @classmethod
+    def from_config(cls, config: Any, where: str) -> "FewShotModel":
+        """Make a model with fresh weights as `config` says; `where` that stands, for messages."""
+        if not isinstance(config, dict) or config.get("format") != FORMAT:
+            raise UserError(f"{where} is not a model configuration of format {FORMAT}.")
+        try:
+            model = cls(
+                config["backbone"],
+                config["head"],
+                head_options=config["head_options"],
+                temperature=float(config["temperature"]),
+                info=config["info"],
+            )
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{where} is not a whole model configuration ({error!r}).") from None
+        if not 0 < model.temperature < math.inf:
+            raise UserError(f"{where} has the temperature {model.temperature}; it must be positive.")
+        if config.get("preprocessing") != model.config()["preprocessing"]:
+            raise UserError(f"{where} was made with another {model.backbone_name} than this version has.")
+        return model
+
 
 class FewShotClassifier:
-    """A FewShotModel adapted to a task."""
+    """A FewShotModel adapted to a task.
+
+    classes: sorted where labels can be compared, else in the order in which they came
+    """
 
     def __init__(self, model: FewShotModel, support: Tensor, labels: Sequence[Any]) -> None:
-        """Adapt `model` to represented support examples [n, ...] with one label each.
-
-        `classes` are sorted where labels can be compared, else in the order in which they come.
-        """
+        """Adapt `model` to represented support examples [n, ...] with one label each."""
         listed = _list_of_labels(labels)
         if len(listed) != len(support):
             raise UserError(
@@ -202,35 +230,148 @@ class FewShotClassifier:
             raise UserError(
                 f"All examples are of class {classes[0]!r}; give examples of at least two classes."
             )
-        self.classes = _label_array(classes)
-        self._model, self._support, self._labels = model, support, listed
         number_of = {label: number for number, label in enumerate(classes)}
+        self.classes = label_array(classes)
+        self.model = model
+        self.support: Tensor | None = support
+        self.numbers = torch.tensor([number_of[label] for label in listed], device=support.device)
         with torch.no_grad():
-            numbers = torch.tensor([number_of[label] for label in listed], device=support.device)
-            self._posterior = model.posterior(support, numbers, len(classes))
+            self.posterior = model.posterior(support, self.numbers, len(classes))
+        self.known_novelty: Novelty | None = None
 
-    def predict_proba(self, images: Sequence[ImageLike]) -> np.ndarray:
-        """Return p(class | image), [n, n_classes] in the order of `classes`, with the model's temperature."""
+    @classmethod
+    def restored(
+        cls,
+        model: FewShotModel,
+        classes: np.ndarray,
+        posterior: Posterior,
+        support: Tensor | None,
+        numbers: Tensor | None,
+        novelty: Novelty | None,
+    ) -> "FewShotClassifier":
+        """Put a classifier together from the parts that it was saved in."""
+        classifier = cls.__new__(cls)
+        classifier.model, classifier.classes, classifier.posterior = model, classes, posterior
+        classifier.support = support
+        classifier.numbers = torch.empty(0, dtype=torch.int64) if numbers is None else numbers
+        classifier.known_novelty = novelty
+        return classifier
+
+    def predict_proba(
+        self, items: Sequence[Any], *, cache: FeatureCache | None = None, reporter: Reporter = SILENT
+    ) -> np.ndarray:
+        """Return p(class | item), [n, n_classes] in the order of `classes`, with the model's temperature."""
+        return self.probabilities(self.model.embed(_non_empty(items), cache=cache, reporter=reporter))
+
+    def probabilities(self, represented: Tensor) -> np.ndarray:
+        """Return p(class | item) of items as `FewShotModel.embed` represents them, [n, n_classes]."""
         with torch.no_grad():
-            log_prob = self._posterior.log_prob(self._model.embed(_non_empty(images)))
-            return apply_temperature(log_prob, self._model.temperature).exp().cpu().numpy()
+            log_prob = self.posterior.log_prob(represented)
+            return apply_temperature(log_prob, self.model.temperature).exp().cpu().numpy()
 
-    def predict(self, images: Sequence[ImageLike]) -> np.ndarray:
-        """Return the most probable class of each image."""
-        return self.classes[self.predict_proba(images).argmax(-1)]
+    def predict(self, items: Sequence[Any]) -> np.ndarray:
+        """Return the most probable class of each item."""
+        return self.classes[self.predict_proba(items).argmax(-1)]
 
-    def add(self, images: Sequence[ImageLike], labels: Sequence[Any]) -> "FewShotClassifier":
+    def none_of_these(self, items: Sequence[Any], *, prevalence: float = 0.5) -> np.ndarray:
+        """Return the probability [n] that each item is of no known class, see `GPLDLAClassifier`."""
+        return self.novelty_of(self.model.embed(_non_empty(items)), prevalence)
+
+    def novelty_of(self, represented: Tensor, prevalence: float = 0.5) -> np.ndarray:
+        """Return `none_of_these` of items as `FewShotModel.embed` represents them, [n]."""
+        if not 0 < prevalence < 1:
+            raise UserError(f"prevalence must lie between 0 and 1, not {prevalence!r}.")
+        posterior = self._task_posterior()
+        with torch.no_grad():
+            return self.novelty().probability(posterior, represented, prevalence).cpu().numpy()
+
+    def novelty(self) -> Novelty:
+        """Return what `none_of_these` is computed with: calibrated on the support set, once."""
+        if self.known_novelty is None:
+            self._task_posterior()
+            support, head = self._kept_support(), self.model.head
+            assert isinstance(head, GPLDLAAuto)
+            with torch.no_grad():
+                self.known_novelty = fit_novelty(head, support, self.numbers, len(self.classes))
+        return self.known_novelty
+
+    def uncertainty(self, items: Sequence[Any]) -> Uncertainty:
+        """Return total, aleatoric and epistemic uncertainty in bits, each [n], see `GPLDLAClassifier`."""
+        posterior = self._task_posterior()
+        with torch.no_grad():
+            parts = uncertainty_of(posterior, self.model.embed(_non_empty(items)))
+        return Uncertainty(*parts.T.cpu().numpy())
+
+    def leave_one_out(self) -> np.ndarray:
+        """Return the probabilities of each support example under the classifier that has not seen it.
+
+        [n, n_classes]; NaN for the only example of a class. Closed form with the head "gpldla-auto", else one
+        adaptation an example.
+        """
+        support, head, ways = self._kept_support(), self.model.head, len(self.classes)
+        with torch.no_grad():
+            if isinstance(head, GPLDLAAuto):
+                beta = self._task_posterior().beta
+                log_prob = head.leave_one_out_log_prob(support, self.numbers, ways, None, beta)
+            else:
+                log_prob = torch.full((len(support), ways), math.nan)
+                everyone = torch.arange(len(support), device=support.device)
+                counts = torch.bincount(self.numbers, minlength=ways)
+                for i in torch.nonzero(counts[self.numbers] > 1).flatten():
+                    others = everyone != i
+                    posterior = self.model.posterior(support[others], self.numbers[others], ways)
+                    log_prob[i] = posterior.log_prob(support[i : i + 1])[0].cpu()
+            return apply_temperature(log_prob, self.model.temperature).exp().cpu().numpy()
+
+    def add(self, items: Sequence[Any], labels: Sequence[Any]) -> "FewShotClassifier":
         """Return a classifier that has seen these examples, of known or new classes, as well."""
-        support = torch.cat([self._support, self._model.embed(_non_empty(images))])
-        return FewShotClassifier(self._model, support, [*self._labels, *_list_of_labels(labels)])
+        kept = self._kept_support()
+        support = torch.cat([kept, self.model.embed(_non_empty(items))])
+        known = _list_of_labels(self.classes[self.numbers.cpu().numpy()])
+        return FewShotClassifier(self.model, support, [*known, *_list_of_labels(labels)])
+
+    def to(self, device: str | torch.device) -> "FewShotClassifier":
+        """Move to another device, in place, and return itself."""
+        self.model.to(device)
+        self.numbers = self.numbers.to(device)
+        self.support = None if self.support is None else self.support.to(device)
+        self.posterior = moved(self.posterior, torch.device(device))
+        return self
+
+    def save(self, file: str | Path, *, support: bool = True) -> None:
+        """Write one safetensors file; without the support examples nothing can be added later."""
+        from gpldla.classifier_file import save_classifier
+
+        save_classifier(self, Path(file), support=support)
+
+    @classmethod
+    def load(cls, file: str | Path) -> "FewShotClassifier":
+        """Read what `save` wrote."""
+        from gpldla.classifier_file import load_classifier
+
+        return load_classifier(Path(file))
+
+    def _kept_support(self) -> Tensor:
+        if self.support is None:
+            raise UserError(
+                "This classifier was saved without its support examples; save it with them, or fit it anew."
+            )
+        return self.support
+
+    def _task_posterior(self) -> TaskPosterior:
+        if not isinstance(self.posterior, TaskPosterior):
+            raise UserError(
+                f"The head {self.model.head_name!r} does not say this; use a model with 'gpldla-auto'."
+            )
+        return self.posterior
 
 
-def _non_empty(images: Sequence[ImageLike]) -> Sequence[ImageLike]:
-    if isinstance(images, (str, Path)) or not isinstance(images, Sequence | np.ndarray):
+def _non_empty(items: Sequence[Any]) -> Sequence[Any]:
+    if isinstance(items, (str, Path)) or not isinstance(items, Sequence | np.ndarray):
         raise UserError("Give a list of images, not a single one.")
-    if len(images) == 0:
+    if len(items) == 0:
         raise UserError("There are no images; give at least one.")
-    return images
+    return items
 
 
 def _list_of_labels(labels: Sequence[Any]) -> list[Any]:
@@ -252,7 +393,7 @@ def _distinct(labels: list[Any]) -> list[Any]:
         return list(distinct)
 
 
-def _label_array(labels: list[Any]) -> np.ndarray:
+def label_array(labels: list[Any]) -> np.ndarray:
     """Return strings or numbers as an array of those, anything else as an array of objects."""
     kinds = {type(label) for label in labels}
     if len(kinds) == 1 and kinds <= {str, int, float, bool}:

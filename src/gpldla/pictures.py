@@ -22,7 +22,7 @@ def picture_tensor(image: ImageLike, preprocessing: Preprocessing) -> Tensor:
         try:
             picture = read_picture(image, mode)
         except Exception as error:  # decoders of damaged files raise all kinds
-            raise UserError(f"{image} cannot be read as an image ({error}).") from None
+            raise UserError(f"{image} cannot be read as an image ({error}); replace or remove it.") from None
     elif isinstance(image, Image.Image):
         picture = in_mode(image, mode)
     elif isinstance(image, np.ndarray):

@@ -14,11 +14,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 from PIL import Image
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from gpldla.calibration import Reliability
 from gpldla.data.splits import PARTS
 from gpldla.files import write_atomically
+from gpldla.own_data import Answer, FitSummary
 
 INK, MUTED, ACCENT, SECOND, GRID = "#1d2733", "#667280", "#2a6fb0", "#d9822b", "#e3e7ec"
 
@@ -50,6 +51,59 @@ def evaluation_table(numbers: dict[str, Any]) -> Table:
             f"{numbers['ece' + suffix]:.2f}",
             f"{numbers['ece_equal_mass' + suffix]:.2f}",
         )
+    return table
+
+
+def fit_tables(summary: FitSummary) -> list[Table]:
+    """Show the classes of a fit, the pairs most confused and the examples that look mislabelled."""
+    classes = Table("class", Column("examples", justify="right"), title="Classes", title_justify="left")
+    for name, count in summary.counts.items():
+        classes.add_row(escape(str(name)), str(count))
+    tables = [classes]
+    if summary.confused:
+        confused = Table(
+            "class",
+            "taken for",
+            Column("times", justify="right"),
+            title="Most confused",
+            title_justify="left",
+        )
+        for label, taken_for, count in summary.confused:
+            confused.add_row(escape(str(label)), escape(str(taken_for)), str(count))
+        tables.append(confused)
+    if summary.suspects:
+        suspects = Table(
+            Column("example", overflow="fold"),
+            "label",
+            "looks like",
+            Column("probability", justify="right"),
+            title="Perhaps mislabelled: the other examples speak against these",
+            title_justify="left",
+        )
+        for one in summary.suspects:
+            suspects.add_row(
+                escape(one.item), escape(str(one.label)), escape(str(one.rather)), f"{one.probability:.2f}"
+            )
+        tables.append(suspects)
+    return tables
+
+
+def answers_table(answers: Sequence[Answer]) -> Table:
+    """Show what is said of each item: the answer, how sure it is, and what else it may be."""
+    table = Table(Column("item", overflow="fold"), "answer", Column("p", justify="right"), "or")
+    if any(one.none_of_these is not None for one in answers):
+        table.add_column("none of these", justify="right")
+    for one in answers:
+        ranked = sorted(one.probabilities.items(), key=lambda pair: -pair[1])
+        name, second = ranked[1]
+        answer = f"unsure ({one.label})" if one.unsure else str(one.label)
+        row = [
+            escape(one.item),
+            escape(answer),
+            f"{one.probability:.2f}",
+            f"{escape(str(name))} {second:.2f}",
+        ]
+        table.add_row(*row, *([] if one.none_of_these is None else [f"{one.none_of_these:.2f}"]))
     return table
 
 

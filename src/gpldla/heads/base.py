@@ -2,6 +2,7 @@
 
 import inspect
 from abc import ABC, abstractmethod
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from gpldla.errors import UserError, did_you_mean
 from gpldla.registry import Registry
 
 Size = TypeVar("Size")
+Thing = TypeVar("Thing")
 
 
 class Posterior(ABC):
@@ -19,6 +21,15 @@ class Posterior(ABC):
     @abstractmethod
     def log_prob(self, query: Tensor) -> Tensor:
         """Return log p(y | x, S) of each query: [..., q, d] → [..., q, n_way]."""
+
+
+def moved(thing: Thing, device: torch.device) -> Thing:
+    """Return a posterior (or any dataclass of tensors and dataclasses) on another device."""
+    if isinstance(thing, Tensor):
+        return thing.to(device)  # type: ignore[return-value]
+    if is_dataclass(thing) and not isinstance(thing, type):
+        return replace(thing, **{f.name: moved(getattr(thing, f.name), device) for f in fields(thing)})
+    return thing
 
 
 class Head(nn.Module, ABC):

@@ -123,7 +123,7 @@ class GPLDLAAuto(GPLDLA):
 
     def fit_space(self, support: Tensor, member: Tensor) -> TaskSpace:
         """Find the centre and the shared covariance of features [..., n, d]."""
-        space = TaskSpace(unit_first=self._unit_first)
+        space = TaskSpace(unit_first=self.unit_first)
         z = self._before_centre(support)
         if self.center:
             space.center = mean_of_class_means(z, member)
@@ -217,11 +217,12 @@ class GPLDLAAuto(GPLDLA):
         return Mode(beta2 * support.phi.weighted_sum(a), beta_b**2 * a.sum(-2), mode.sigma2)
 
     @property
-    def _unit_first(self) -> bool:
+    def unit_first(self) -> bool:
+        """Whether rows are brought to unit length before they are centred or whitened."""
         return self.normalize and (self.center or self.whiten or self.metric is not None)
 
     def _before_centre(self, features: Tensor) -> Tensor:
-        return unit_length(features) if self._unit_first else features
+        return unit_length(features) if self.unit_first else features
 
     def _through_metric(self, z: Tensor) -> Tensor:
         return z if self.metric is None else z @ self.metric

@@ -126,6 +126,12 @@ class LinearGP(Head):
         # Eq. 11 (laplace_2), [..., C, d], and Eq. 12 (laplace_3), [..., C]
         V = support.phi.squared_weighted_sum(a).add_(beta.unsqueeze(-1) ** -2).reciprocal_()
         v = 1 / (beta_b**-2 + a.sum(-2))
+        return self.posterior_of(w, b, V, v, sigma2)
+
+    def posterior_of(
+        self, w: Tensor, b: Tensor, V: Tensor, v: Tensor, sigma2: Tensor | None
+    ) -> "LinearGPPosterior":
+        """Return the posterior with these moments, [..., C, d] and [..., C], answering as this head does."""
         return LinearGPPosterior(w, b, V, v, sigma2, self.normalize, self._predictive_now(), self.n_samples)
 
     def scalars(self) -> dict[str, float]:
