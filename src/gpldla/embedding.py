@@ -242,7 +242,9 @@ def _naming(place: int, read: Callable[[Any, Any], Any], item: Any, form: Any) -
             raise  # names the file already
         if isinstance(error, UserError):
             raise UserError(f"pictures[{place}]: {error}") from None
-        raise UserError(f"pictures[{place}] cannot be read as an image ({error}); replace or remove it.") from None
+        raise UserError(
+            f"pictures[{place}] cannot be read as an image ({error}); replace or remove it."
+        ) from None
 
 
 def _text(text: Any, place: int) -> str:

@@ -26,6 +26,8 @@ Covariance = Literal["diag", "full"]
 # Chosen on validation classes of photographs, on texts and on digits, see docs/own-data.md.
 DEFAULT_SCALE, PRIOR_WIDTH = 3.0, 0.4
 GRID = range(-3, 5)  # powers of 2, around the default, at which the likelihood is computed
+GRID_VALUES = 1 << 23  # of weights, at all β together
+ENOUGH_TO_SCORE = 128  # about so many examples say how likely a β is: an even choice of them
 MOST_LEFT_OUT = 1024  # support examples that β is chosen with: the work is cubic in them
 
 
@@ -115,7 +117,10 @@ class GPLDLAAuto(GPLDLA):
         self, space: TaskSpace, labelled: LabelledFeatures, beta: Tensor, beta_b: Tensor
     ) -> "TaskPosterior":
         """Return the posterior for features that are in the task's space already, and a given prior."""
-        diagonal = self.posterior(labelled, beta, beta_b)
+        mode = self.find_mode(labelled, beta, beta_b)
+        if self.map_steps:
+            mode = self._refine(labelled, mode, beta, beta_b)
+        diagonal = self.around(mode, labelled, beta, beta_b)
         inner: LinearGPPosterior | CoupledPosterior = diagonal
         if self.covariance == "full":
             inner = CoupledPosterior.around(diagonal, labelled, beta, beta_b)
@@ -149,9 +154,13 @@ class GPLDLAAuto(GPLDLA):
         left_out = self.left_out(support, member)
         default = default_beta(support.shape[-1])
         grid = torch.tensor([default * 2.0**power for power in GRID]).to(support)
+        # All of the grid at once, [grid, ..., 1], where memory allows: most tasks are small.
+        axes = (-1, *(1,) * (support.ndim - 1))
+        at_once = GRID_VALUES // max(1, labelled.member.numel() // member.shape[-2] * support.shape[-1])
+        parts = grid.split(max(1, at_once))
+        score = torch.cat([self._left_out_score(labelled, left_out, part.view(axes)) for part in parts])
         # The log likelihood of all left-out examples plus the log prior of β, [..., grid]
-        score = torch.stack([self._left_out_score(labelled, left_out, beta) for beta in grid], -1)
-        score = score - 0.5 * ((grid / default).log() / PRIOR_WIDTH) ** 2
+        score = score.movedim(0, -1) - 0.5 * ((grid / default).log() / PRIOR_WIDTH) ** 2
         return _best(score, grid.log()).exp().unsqueeze(-1)
 
     def left_out(self, support: Tensor, member: Tensor) -> LeftOut:
@@ -177,26 +186,27 @@ class GPLDLAAuto(GPLDLA):
         log_prob = self.left_out_log_prob(labelled, left_out, beta.to(support))
         return log_prob.masked_fill((left_out.counted == 0).unsqueeze(-1), math.nan)
 
-    def left_out_log_prob(self, labelled: LabelledFeatures, left_out: LeftOut, beta: Tensor) -> Tensor:
-        """Return log p(y_i | x_i, S without i) for all classes, [..., n, C].
+    def left_out_log_prob(
+        self, labelled: LabelledFeatures, left_out: LeftOut, beta: Tensor, every: int = 1
+    ) -> Tensor:
+        """Return log p(class | x_i, S without i), [..., n, C], of every so-manyth example.
 
-        The variances are those of the whole support set: one example of many hardly changes V* and v*.
+        The variances are those of the whole support set: one example of many hardly changes V* and v*. All of
+        it is of the LDA estimate, whatever `map_steps` does to it later.
         """
         posterior = self.posterior(labelled, beta, self.log_beta_b.exp().to(beta.dtype))
-        var = labelled.phi.squared_dot(posterior.weight_var) + posterior.bias_var.unsqueeze(-2)
-        return quadrature(left_out.mean(beta.squeeze(-1) if beta.ndim else beta), var)
+        phi = labelled.phi.every(every)
+        var = phi.squared_dot(posterior.weight_var) + posterior.bias_var.unsqueeze(-2)
+        return quadrature(left_out.every(every).mean(beta.squeeze(-1) if beta.ndim else beta), var)
 
     def _left_out_score(self, labelled: LabelledFeatures, left_out: LeftOut, beta: Tensor) -> Tensor:
-        log_prob = self.left_out_log_prob(labelled, left_out, beta)
-        own = (log_prob.nan_to_num(neginf=0) * (labelled.member > 0)).sum(-1)
-        return (own * left_out.counted).sum(-1)
-
-    def find_mode(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> Mode:
-        """Return the LDA surrogate, after `map_steps` Newton steps towards the true mode."""
-        mode = super().find_mode(support, beta, beta_b)
-        return self._refine(support, mode, beta, beta_b) if self.map_steps else mode
+        every = max(1, labelled.member.shape[-2] // ENOUGH_TO_SCORE)
+        log_prob = self.left_out_log_prob(labelled, left_out, beta, every)
+        own = (log_prob.nan_to_num(neginf=0) * (labelled.member[..., ::every, :] > 0)).sum(-1)
+        return (own * left_out.every(every).counted).sum(-1)
 
     def _refine(self, support: LabelledFeatures, mode: Mode, beta: Tensor, beta_b: Tensor) -> Mode:
+        """Take Newton steps from the LDA surrogate towards the true mode (Eq. 9)."""
         beta2 = beta.unsqueeze(-1) ** 2
         K = beta2 * support.phi.gram() + beta_b.unsqueeze(-1) ** 2
         y = (support.member > 0).to(K.dtype)

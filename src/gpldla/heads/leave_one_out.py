@@ -24,6 +24,12 @@ class LeftOut:
     counted: Tensor
     cosine: Tensor
 
+    def every(self, step: int) -> "LeftOut":
+        """Return every step-th example."""
+        rows = (tensor[..., ::step, :] for tensor in (self.slope, self.log_pi, self.cosine))
+        slope, log_pi, cosine = rows
+        return LeftOut(slope, log_pi, self.counted[..., ::step] * step, cosine)
+
     def mean(self, beta: Tensor) -> Tensor:
         """Return the mean logits for β [...]: [..., n, C]."""
         return beta[..., None, None] * self.slope + self.log_pi

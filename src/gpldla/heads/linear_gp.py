@@ -116,8 +116,14 @@ class LinearGP(Head):
 
     def posterior(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> "LinearGPPosterior":
         """Return the Laplace posterior for a given prior; β and β_b are numbers, or [..., 1] for batches."""
-        w, b, sigma2 = self.find_mode(support, beta, beta_b)
-        b = b.masked_fill(support.counts == 0, -math.inf)
+        return self.around(self.find_mode(support, beta, beta_b), support, beta, beta_b)
+
+    def around(
+        self, mode: Mode, support: LabelledFeatures, beta: Tensor, beta_b: Tensor
+    ) -> "LinearGPPosterior":
+        """Return the Laplace posterior around a mode."""
+        w, sigma2 = mode.w, mode.sigma2
+        b = mode.b.masked_fill(support.counts == 0, -math.inf)
 
         p = (support.phi.dot(w) + b.unsqueeze(-2)).softmax(-1)  # p(y=j | F*(x)), [..., n, C]
         a = p - p.square()  # a*(x, y, j)

@@ -42,6 +42,11 @@ class Rows:
                 norm2 = squared.sum(-1, keepdim=True)
         return cls(features, squared, norm2.where(norm2 > 0, 1).rsqrt())
 
+    def every(self, step: int) -> "Rows":
+        """Return every step-th row."""
+        scale = None if self.scale is None else self.scale[..., ::step, :]
+        return Rows(self.x[..., ::step, :], self.x2[..., ::step, :], scale)
+
     def dot(self, W: Tensor) -> Tensor:
         """Return φWᵀ for W [..., C, d]: [..., n, C]."""
         product = self.x @ W.mT
