@@ -1,5 +1,6 @@
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -11,6 +12,7 @@ from gpldla.heads import head_options
 from gpldla.methods import find_method, methods
 from gpldla.recipe import read_settings
 
+ROOT = Path(__file__).parents[1]
 NAMES = ["gpldla", "protonet", "simpleshot-cl2n"]
 every_method = pytest.mark.parametrize("name", methods())
 
@@ -148,6 +150,17 @@ class TestRecipe:
         fast, full = (comparison_recipe(find_method("gpldla"), fast=fast, seed=0) for fast in (True, False))
         assert fast.episodes < full.episodes / 10
         assert fast.base_epochs < full.base_epochs / 10
+
+
+class TestRecorded:
+    def test_the_page_names_every_method_that_came_after_the_recorded_run(self):
+        recorded = json.loads((ROOT / "results" / "compare.json").read_text("utf-8"))
+        measured = {row["method"] for row in recorded["rows"]}
+        page = (ROOT / "docs" / "comparison.md").read_text("utf-8")
+        assert measured <= methods().keys()
+        assert [
+            name for name in methods() if name not in measured and f"`{name}`, was added" not in page
+        ] == []
 
 
 class TestVerdict:

@@ -9,7 +9,11 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 def run(name, *arguments):
     done = subprocess.run(
-        [sys.executable, EXAMPLES / name, *arguments], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, EXAMPLES / name, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

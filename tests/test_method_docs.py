@@ -13,11 +13,11 @@ import torch
 
 from gpldla import training
 from gpldla.heads import base as heads_base
-from gpldla.heads import create_head, head_class, head_options, list_heads
+from gpldla.heads import create_head, gpldla_auto, head_class, head_options, list_heads
 from gpldla.methods import methods
 from gpldla.recipe import Recipe, read_recipe
 
-from .heads.head_contract import HeadContract
+from .heads.head_contract import HeadContract, random_episode
 from .helpers import tiny_protocol, tiny_recipe
 
 FOLDER = Path(__file__).parents[1] / "docs" / "methods"
@@ -131,6 +131,28 @@ def test_files_of_the_code_that_are_named_exist(file):
     made_by_the_reader = {"src/gpldla/heads/cosine_centroid.py", "tests/heads/test_cosine_centroid.py"}
     for named in {*re.findall(r"`((?:src|tests)/[\w/]+\.\w+)`", text)} - made_by_the_reader:
         assert (FOLDER.parents[1] / named).exists(), named
+
+
+# ---- what one page says
+
+
+def test_the_numbers_that_gpldla_auto_chooses_beta_by_are_those_of_the_code():
+    formulas = section(PAGES["gpldla-auto"], "Formulas")
+    assert f"β₀ = {gpldla_auto.DEFAULT_SCALE:g} / d^¼" in formulas
+    assert f"½ (log(β/β₀) / {gpldla_auto.PRIOR_WIDTH:g})²" in formulas
+    assert f"for k from −{-gpldla_auto.GRID[0]} to {gpldla_auto.GRID[-1]};" in formulas
+    assert f"Of more than {gpldla_auto.MOST_LEFT_OUT} examples" in formulas
+    assert f"⌊n/{gpldla_auto.ENOUGH_TO_SCORE}⌋-th example is scored" in formulas
+
+
+def test_gpldla_auto_without_its_additions_is_gpldla():
+    assert "`center=False`,\n  `whiten=False` and a number for `beta`" in PAGES["gpldla-auto"]
+    support, labels, query, _ = random_episode([1, 2, 4], 3, 5, 16)
+    plain = create_head("gpldla", beta=2.0).eval()
+    ours = create_head("gpldla-auto", beta=2.0, center=False, whiten=False).eval()
+    assert torch.equal(
+        ours.adapt(support, labels, 3).log_prob(query), plain.adapt(support, labels, 3).log_prob(query)
+    )
 
 
 # ---- the example of a new method

@@ -100,7 +100,7 @@ class Killed(BaseException):
 # ---- whole trainings
 
 
-@pytest.mark.parametrize("head", ["simpleshot", "feature-transfer", "baseline++", "metaqda"])
+@pytest.mark.parametrize("head", ["simpleshot", "feature-transfer", "baseline++", "metaqda", "gpldla-auto"])
 def test_methods_with_a_base_stage_learn(trained, head):
     folder, result = trained(head=head)
     assert result.finished
@@ -130,7 +130,7 @@ def test_the_base_stage_is_recorded_apart(trained):
     assert list((folder / "tensorboard").glob("events*"))
 
 
-@pytest.mark.parametrize("head", ["feature-transfer", "simpleshot", "baseline++"])
+@pytest.mark.parametrize("head", ["feature-transfer", "simpleshot", "baseline++", "gpldla-auto"])
 def test_a_head_without_parameters_has_no_episodes(trained, head):
     folder, result = trained(head=head)
     assert result.model.info["episodes"] == result.episodes == 0
@@ -143,6 +143,7 @@ def test_a_head_without_parameters_has_no_episodes(trained, head):
     ("settings", "layer"),
     [
         ({"head": "simpleshot"}, {"weight", "bias"}),
+        ({"head": "gpldla-auto"}, {"weight", "bias"}),
         ({"head": "baseline++"}, {"directions", "norms"}),
         ({"head": "simpleshot", "base_classifier": "cosine"}, {"directions", "norms"}),
     ],

@@ -21,7 +21,8 @@ class GPLDLA(LinearGP):
         phi, member, counts, log_pi, _ = support
         present = counts > 0
         n_present = present.sum(-1, keepdim=True)
-        mu = phi.weighted_sum(member / counts.clamp_min(1).unsqueeze(-2))  # Eq. 14 (lda_estim), [..., C, d]
+        share = member / counts.where(present, 1).unsqueeze(-2)
+        mu = phi.weighted_sum(share)  # Eq. 14 (lda_estim), [..., C, d]
         mu_norm2 = torch.linalg.vector_norm(mu, dim=-1).square()  # [..., C]
         sigma2 = self.class_variance(phi, mu_norm2.sum(-1, keepdim=True) / n_present, beta)  # [..., 1]
         w = mu / sigma2.unsqueeze(-1)  # Eq. 19 (w_optim), [..., C, d]

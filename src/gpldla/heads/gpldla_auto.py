@@ -83,11 +83,15 @@ class GPLDLAAuto(GPLDLA):
             raise UserError(
                 f"predictive {predictive!r} needs covariance 'diag'; use 'auto' with {covariance!r}."
             )
+        if not (metric is None or isinstance(metric, Tensor)):
+            raise UserError(f"metric must be a tensor [d, d], not {type(metric).__name__}.")
         self.center, self.whiten = center, whiten
         self.covariance, self.map_steps = covariance, map_steps
         self.register_buffer("metric", metric, persistent=False)
-        # Nothing here is learned by episodes: the task decides.
-        self.requires_grad_(False)
+        # Nothing here is learned by episodes: the task decides, or the options do.
+        for name, value in [*self.named_parameters()]:
+            delattr(self, name)
+            self.register_buffer(name, value.detach(), persistent=False)
 
     metric: Tensor | None
 
@@ -108,9 +112,11 @@ class GPLDLAAuto(GPLDLA):
         member = class_one_hot(labels, n_way, support.dtype)
         if weights is not None:
             member = member * weights.unsqueeze(-1)
-        space = self.fit_space(support, member)
+        with torch.no_grad():  # of repeated eigenvalues there are no derivatives
+            space = self.fit_space(support, member)
         labelled = self.labelled(space(support), member, weights)
-        beta = self.choose_beta(support, member, labelled)
+        with torch.no_grad():
+            beta = self.choose_beta(support, member, space, labelled)
         return self.answer(space, labelled, beta, self.log_beta_b.exp().to(support.dtype))
 
     def answer(
@@ -132,25 +138,31 @@ class GPLDLAAuto(GPLDLA):
         z = self._before_centre(support)
         if self.center:
             space.center = mean_of_class_means(z, member)
-        space.metric = self.metric
+        space.metric = None if self.metric is None else self.metric.to(z.dtype)
         if self.whiten:
             space.directions, space.shrink = within_class_directions(self._through_metric(z), member)
         return space
 
-    def choose_beta(self, support: Tensor, member: Tensor, labelled: LabelledFeatures) -> Tensor:
+    def choose_beta(
+        self, support: Tensor, member: Tensor, space: TaskSpace, labelled: LabelledFeatures
+    ) -> Tensor:
         """Return β, a number, or with "auto" one a task [..., 1]."""
         if not self.auto_beta:
             return self.log_beta.exp().to(support.dtype)
-        # n > MOST_LEFT_OUT: an even choice of examples; β hardly depends on how many there are.
-        every = max(1, math.ceil(support.shape[-2] / MOST_LEFT_OUT))
-        if every > 1:
-            order = torch.argsort(member.argmax(-1), dim=-1, stable=True)[..., ::every]
-            chosen = order.unsqueeze(-1)
-            support = support.gather(-2, chosen.expand(*order.shape, support.shape[-1]))
-            member = member.gather(-2, chosen.expand(*order.shape, member.shape[-1]))
-            weights = member.sum(-1)
-            space = self.fit_space(support, member)
-            labelled = self.labelled(space(support), member, weights)
+        n = support.shape[-2]
+        if n >= 2 * ENOUGH_TO_SCORE:  # then an even choice will do, and class by class it is even
+            kept = torch.argsort(member.argmax(-1), dim=-1, stable=True)
+            if n > MOST_LEFT_OUT:
+                # Neighbours stay together: of classes with two examples, both.
+                blocks = torch.arange(n, device=support.device) // 8
+                kept = kept[..., blocks % math.ceil(n / MOST_LEFT_OUT) == 0]
+            support, member = (
+                rows.gather(-2, kept.unsqueeze(-1).expand(*kept.shape, rows.shape[-1]))
+                for rows in (support, member)
+            )
+            if n > MOST_LEFT_OUT:
+                space = self.fit_space(support, member)
+            labelled = self.labelled(space(support), member, member.sum(-1))
         left_out = self.left_out(support, member)
         default = default_beta(support.shape[-1])
         grid = torch.tensor([default * 2.0**power for power in GRID]).to(support)
@@ -206,25 +218,29 @@ class GPLDLAAuto(GPLDLA):
         return (own * left_out.every(every).counted).sum(-1)
 
     def _refine(self, support: LabelledFeatures, mode: Mode, beta: Tensor, beta_b: Tensor) -> Mode:
-        """Take Newton steps from the LDA surrogate towards the true mode (Eq. 9)."""
-        beta2 = beta.unsqueeze(-1) ** 2
-        K = beta2 * support.phi.gram() + beta_b.unsqueeze(-1) ** 2
+        """Take Newton steps from the LDA surrogate towards the true mode, none of which lowers Eq. 9."""
+        beta2, beta_b2 = beta.unsqueeze(-1) ** 2, beta_b.unsqueeze(-1) ** 2
+        K = beta2 * support.phi.gram() + beta_b2
         y = (support.member > 0).to(K.dtype)
         absent = (support.counts == 0).unsqueeze(-2)
         weights = support.member.sum(-1, keepdim=True)
-        f = support.phi.dot(mode.w) + mode.b.unsqueeze(-2)
-        a = torch.zeros_like(f)
+        w, b = mode.w, mode.b
         for _ in range(self.map_steps):
-            step = newton_step(K, f, y, absent, weights) - a
+            f = support.phi.dot(w) + b.unsqueeze(-2)
+            a = newton_step(K, f, y, absent, weights)
+            to_w, to_b = beta2 * support.phi.weighted_sum(a) - w, beta_b2.squeeze(-1) * a.sum(-2) - b
             # Newton's step is too long where the logits are far from the labels: the best of a few lengths.
-            lengths = 0.5 ** torch.arange(8, dtype=K.dtype, device=K.device)
-            tried = a + lengths.view(-1, *(1,) * a.ndim) * step  # [8, ..., n, C]
-            f_tried = K @ tried
-            fit = (f_tried.masked_fill(absent, -torch.inf).log_softmax(-1).nan_to_num(neginf=0) * y).sum(-1)
-            value = (fit * weights.squeeze(-1)).sum(-1) - 0.5 * (tried * f_tried).sum((-2, -1))  # Eq. 9
-            best = value.nan_to_num(-torch.inf).argmax(0)[None, ..., None, None].expand(1, *a.shape)
-            a, f = tried.gather(0, best).squeeze(0), f_tried.gather(0, best).squeeze(0)
-        return Mode(beta2 * support.phi.weighted_sum(a), beta_b**2 * a.sum(-2), mode.sigma2)
+            t = torch.tensor([0.0, *(0.5**k for k in range(8))]).to(K).view(-1, *(1,) * b.ndim)  # [9, ..., 1]
+            tried = f + t.unsqueeze(-1) * (K @ a - f)  # [9, ..., n, C]
+            fit = (tried.masked_fill(absent, -torch.inf).log_softmax(-1).nan_to_num(neginf=0) * y).sum(-1)
+            w_norm2 = w.square().sum(-1) + t * 2 * (w * to_w).sum(-1) + t.square() * to_w.square().sum(-1)
+            prior = w_norm2 / beta2.squeeze(-1) + (b + t * to_b).square() / beta_b2.squeeze(-1)
+            value = (fit * weights.squeeze(-1)).sum(-1) - 0.5 * prior.sum(-1)  # Eq. 9, [9, ...]
+            best = t.flatten()[value.nan_to_num(-torch.inf).argmax(0)].unsqueeze(-1)  # [..., 1]
+            finite = to_w.isfinite().all(-1).all(-1, keepdim=True) & to_b.isfinite().all(-1, keepdim=True)
+            w = w + (best.unsqueeze(-1) * to_w).where(finite.unsqueeze(-1), 0)
+            b = b + (best * to_b).where(finite, 0)
+        return Mode(w, b, mode.sigma2)
 
     @property
     def unit_first(self) -> bool:
@@ -235,7 +251,7 @@ class GPLDLAAuto(GPLDLA):
         return unit_length(features) if self.unit_first else features
 
     def _through_metric(self, z: Tensor) -> Tensor:
-        return z if self.metric is None else z @ self.metric
+        return z if self.metric is None else z @ self.metric.to(z.dtype)
 
     def labelled(self, z: Tensor, member: Tensor, weights: Tensor | None = None) -> LabelledFeatures:
         """Collect a support set that is in the task's space already: [..., n, d], [..., n, C], [..., n]."""
