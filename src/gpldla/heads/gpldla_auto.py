@@ -40,7 +40,8 @@ class GPLDLAAuto(GPLDLA):
     center:     subtract the mean of the class means of the unit features
     whiten:     whiten by the covariance that the classes share, see `TaskSpace`
     covariance: "diag" is the paper's posterior, "full" the exact Laplace covariance
-    map_steps:  Newton steps from the LDA estimate towards the true mode
+    map_steps:  Newton steps from the LDA estimate towards the true mode, which needs a larger β than the one
+                that is best for the LDA estimate and that "auto" chooses
     metric [d, d]: a linear map of features learned elsewhere, applied after centring
     The rest as in `LinearGP`.
     """
@@ -165,7 +166,7 @@ class GPLDLAAuto(GPLDLA):
             labelled = self.labelled(space(support), member, member.sum(-1))
         left_out = self.left_out(support, member)
         default = default_beta(support.shape[-1])
-        grid = torch.tensor([default * 2.0**power for power in GRID]).to(support)
+        grid = torch.tensor([default * 2.0**k for k in GRID], dtype=support.dtype, device=support.device)
         # All of the grid at once, [grid, ..., 1], where memory allows: most tasks are small.
         axes = (-1, *(1,) * (support.ndim - 1))
         at_once = GRID_VALUES // max(1, labelled.member.numel() // member.shape[-2] * support.shape[-1])
@@ -218,28 +219,39 @@ class GPLDLAAuto(GPLDLA):
         return (own * left_out.every(every).counted).sum(-1)
 
     def _refine(self, support: LabelledFeatures, mode: Mode, beta: Tensor, beta_b: Tensor) -> Mode:
-        """Take Newton steps from the LDA surrogate towards the true mode, none of which lowers Eq. 9."""
+        """Take Newton steps towards the true mode, none of which lowers Eq. 9.
+
+        They start on the way from 0 to the LDA surrogate, where Eq. 9 is largest: the surrogate itself has
+        the norm of a draw from the prior and fits the support so well that no curvature is left there.
+        """
         beta2, beta_b2 = beta.unsqueeze(-1) ** 2, beta_b.unsqueeze(-1) ** 2
         K = beta2 * support.phi.gram() + beta_b2
         y = (support.member > 0).to(K.dtype)
         absent = (support.counts == 0).unsqueeze(-2)
         weights = support.member.sum(-1, keepdim=True)
-        w, b = mode.w, mode.b
-        for _ in range(self.map_steps):
-            f = support.phi.dot(w) + b.unsqueeze(-2)
-            a = newton_step(K, f, y, absent, weights)
-            to_w, to_b = beta2 * support.phi.weighted_sum(a) - w, beta_b2.squeeze(-1) * a.sum(-2) - b
-            # Newton's step is too long where the logits are far from the labels: the best of a few lengths.
-            t = torch.tensor([0.0, *(0.5**k for k in range(8))]).to(K).view(-1, *(1,) * b.ndim)  # [9, ..., 1]
-            tried = f + t.unsqueeze(-1) * (K @ a - f)  # [9, ..., n, C]
+        # Newton's step is too long where the logits are far from the labels: the best of a few lengths.
+        t = (
+            torch.tensor([0.0, *(0.5**k for k in range(8))]).to(K).view(-1, *(1,) * mode.b.ndim)
+        )  # [9, ..., 1]
+
+        def logits(w: Tensor, b: Tensor) -> Tensor:
+            return support.phi.dot(w) + b.unsqueeze(-2)
+
+        def move(w: Tensor, b: Tensor, to_w: Tensor, to_b: Tensor) -> tuple[Tensor, Tensor]:
+            """Go from (w, b) by the best length of the step (to_w, to_b)."""
+            tried = logits(w, b) + t.unsqueeze(-1) * logits(to_w, to_b)  # [9, ..., n, C]
             fit = (tried.masked_fill(absent, -torch.inf).log_softmax(-1).nan_to_num(neginf=0) * y).sum(-1)
             w_norm2 = w.square().sum(-1) + t * 2 * (w * to_w).sum(-1) + t.square() * to_w.square().sum(-1)
             prior = w_norm2 / beta2.squeeze(-1) + (b + t * to_b).square() / beta_b2.squeeze(-1)
             value = (fit * weights.squeeze(-1)).sum(-1) - 0.5 * prior.sum(-1)  # Eq. 9, [9, ...]
             best = t.flatten()[value.nan_to_num(-torch.inf).argmax(0)].unsqueeze(-1)  # [..., 1]
-            finite = to_w.isfinite().all(-1).all(-1, keepdim=True) & to_b.isfinite().all(-1, keepdim=True)
-            w = w + (best.unsqueeze(-1) * to_w).where(finite.unsqueeze(-1), 0)
-            b = b + (best * to_b).where(finite, 0)
+            return w + best.unsqueeze(-1) * to_w, b + best * to_b
+
+        w, b = move(torch.zeros_like(mode.w), torch.zeros_like(mode.b), mode.w, mode.b)
+        for _ in range(self.map_steps):
+            a = newton_step(K, logits(w, b), y, absent, weights).nan_to_num(0, 0, 0)
+            next_w, next_b = beta2 * support.phi.weighted_sum(a), beta_b2.squeeze(-1) * a.sum(-2)
+            w, b = move(w, b, next_w - w, next_b - b)
         return Mode(w, b, mode.sigma2)
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpldla.heads.task_space import positive, scatter_scale
+from gpldla.heads.task_space import beyond_rounding, positive, scatter_scale
 
 
 @dataclass
@@ -75,7 +75,9 @@ def leave_one_out(
     if whiten:
         root = weight.sqrt()
         scatter = root.unsqueeze(-1) * (residual.mT @ H @ residual) * root.unsqueeze(-2)  # R Rᵀ
-        kappa = scatter_scale(scatter.diagonal(dim1=-2, dim2=-1).sum(-1), member)[..., None, None]
+        trace = scatter.diagonal(dim1=-2, dim2=-1).sum(-1)
+        trace = beyond_rounding(trace, (weight * H.diagonal(dim1=-2, dim2=-1)).sum(-1))
+        kappa = scatter_scale(trace, member)[..., None, None]
         UR = H @ (residual * root.unsqueeze(-2))  # U Rᵀ, [..., n, n]
         # Woodbury: (I + κRᵀR)⁻¹ = I − κRᵀ(I + κRRᵀ)⁻¹R
         H = H - kappa * UR @ torch.linalg.solve(identity + kappa * scatter, UR.mT)

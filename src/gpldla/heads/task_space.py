@@ -63,7 +63,8 @@ def within_class_directions(features: Tensor, member: Tensor) -> tuple[Tensor, T
     weight = member.sum(-1, keepdim=True)  # [..., n, 1]
     residuals = (features - (member > 0).to(features.dtype) @ class_means(features, member)) * weight.sqrt()
     n, d = residuals.shape[-2:]
-    kappa = scatter_scale(residuals.square().sum((-2, -1)), member)  # [...]
+    trace = beyond_rounding(residuals.square().sum((-2, -1)), (features.square() * weight).sum((-2, -1)))
+    kappa = scatter_scale(trace, member)  # [...]
     if n <= d:
         values, vectors = torch.linalg.eigh(residuals @ residuals.mT)
         directions = vectors.mT @ residuals / positive(values).sqrt().unsqueeze(-1)
@@ -83,6 +84,11 @@ def scatter_scale(trace: Tensor, member: Tensor) -> Tensor:
     counts = member.sum(-2)
     freedom = (counts - (counts > 0).to(counts.dtype)).clamp_min(0).sum(-1)
     return (freedom / positive(trace)) * (trace > 0)
+
+
+def beyond_rounding(trace: Tensor, total: Tensor) -> Tensor:
+    """Return the trace of S, or 0 where it is what rounding leaves of examples that are all alike."""
+    return trace * (trace > 10 * torch.finfo(trace.dtype).eps * total)
 
 
 def positive(x: Tensor) -> Tensor:
