@@ -1,5 +1,6 @@
 """A classifier that answers only where it expects to be right often enough."""
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,14 @@ class AbstainingClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
         self._check_settings()
         proba = self.predict_proba(X)
         answers = self.classes_[proba.argmax(axis=1)].astype(object)
-        answers[~self._answered(proba)] = self.abstain_label
+        for row in np.flatnonzero(~self._answered(proba)):
+            answers[row] = self.abstain_label  # of any type, a list too
         return answers
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the share of rows with a right answer; none is not right."""
+        right = [answer == truth for answer, truth in zip(self.predict(X), np.asarray(y))]
+        return float(np.average(right, weights=sample_weight))
 
     def answered(self, X: Any) -> np.ndarray:
         """Return whether each row gets an answer, boolean of shape (n_samples,)."""
@@ -84,7 +91,7 @@ class AbstainingClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
         return hasattr(self, "classifier_") or hasattr(self.clf, "classes_")
 
     def _check_settings(self) -> None:
-        if not (isinstance(self.max_error, (int, float)) and 0 <= self.max_error <= 1):
+        if not (isinstance(self.max_error, Real) and 0 <= self.max_error <= 1):
             raise UserError(f"max_error must lie between 0 and 1, not {self.max_error!r}.")
         if not hasattr(self.clf, "predict_proba"):
             raise UserError(f"{type(self.clf).__name__} has no predict_proba; give a classifier that has.")

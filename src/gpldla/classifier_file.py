@@ -1,5 +1,7 @@
 """A FewShotClassifier as one safetensors file: data only, and enough to notice a network that has changed."""
 
+import hashlib
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +60,10 @@ def save_classifier(classifier: FewShotClassifier, file: Path, *, support: bool 
         info["novelty"] = [novelty.slope, novelty.offset]
     elif classifier.known_novelty is not None:
         info["novelty"] = [classifier.known_novelty.slope, classifier.known_novelty.offset]
+    try:
+        info["checksum"] = _checksum(tensors, info)
+    except TypeError as error:
+        raise UserError(f"An option of the model cannot be written to {file} ({error}).") from None
     write_tensors(file, tensors, info)
 
 
@@ -70,12 +76,14 @@ def load_classifier(file: Path) -> FewShotClassifier:
         raise UserError(
             f"{file} has format {info.get('format')!r}, this version of gpldla reads {FORMAT}; update gpldla."
         )
+    if _checksum(tensors, info) != info.get("checksum"):
+        raise UserError(f"{file} is damaged: its checksum does not fit; get it anew, or fit it anew.")
     try:
         return _restore(tensors, info, file)
     except UserError:
         raise
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise UserError(f"{file} is not a whole classifier ({error!r}); fit it anew.") from None
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
+        raise UserError(f"{file} is not a whole classifier ({type(error).__name__}); fit it anew.") from None
 
 
 def _restore(tensors: "Mapping[str, Tensor]", info: dict[str, Any], file: Path) -> FewShotClassifier:
@@ -111,6 +119,8 @@ def _posterior_tensors(posterior: Posterior) -> dict[str, Tensor]:
         tensors = {f"space.{name}": getattr(space, name) for name in SPACE}
         tensors |= {f"posterior.{name}": getattr(posterior.diagonal, name) for name in LINEAR}
         tensors["posterior.beta"] = posterior.beta
+        if posterior.means is not posterior.diagonal.weight_mean:
+            tensors["posterior.means"] = posterior.means
     elif isinstance(posterior, LinearGPPosterior):
         tensors = {f"posterior.{name}": getattr(posterior, name) for name in LINEAR}
     else:
@@ -130,7 +140,9 @@ def _posterior_of(tensors: "Mapping[str, Tensor]", model: FewShotModel) -> Poste
         return diagonal
     center, directions, shrink = (tensors.get(f"space.{name}") for name in SPACE)
     space = TaskSpace(head.unit_first, center, head.metric, directions, shrink)
-    return TaskPosterior(space, diagonal, diagonal, tensors["posterior.beta"])
+    return TaskPosterior(
+        space, diagonal, diagonal, tensors.get("posterior.means", w), tensors["posterior.beta"]
+    )
 
 
 def _check_sizes(
@@ -150,6 +162,16 @@ def _check_sizes(
         fits = fits and (model.head.consumes != "features" or support.shape[1:] == (d,))
     if not fits:
         raise UserError(f"{file} is not a whole classifier: its parts are of different sizes; fit it anew.")
+
+
+def _checksum(tensors: "Mapping[str, Tensor]", info: dict[str, Any]) -> str:
+    """Return a digest of all that a file holds but the digest itself."""
+    facts = {name: value for name, value in info.items() if name != "checksum"}
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _plain(classes: list[Any]) -> list[Any]:

@@ -250,7 +250,7 @@ def _readable(pictures: list[Any], model: "FewShotModel") -> list[int]:
 
 def _items(given: list[str], classifier: "FewShotClassifier", column: str | None) -> list[Any]:
     """Return the pictures or texts that arguments of the command line stand for."""
-    from gpldla.own_data import pictures_below, read_table
+    from gpldla.own_data import pictures_below, read_lines, read_table
 
     items: list[Any] = []
     reads_texts = classifier.model.backbone.reads == "texts"
@@ -261,8 +261,10 @@ def _items(given: list[str], classifier: "FewShotClassifier", column: str | None
             if column is None:
                 raise UserError(f"{path} is a table; name the column of the texts with --text.")
             items += read_table(path, [column])[0]
-        elif reads_texts and suffix == ".txt" and path.is_file():
-            items += [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+        elif reads_texts and suffix == ".txt":
+            items += read_lines(path)
+        elif reads_texts and _exists(path):
+            raise UserError(f"{path} is neither a .txt nor a .csv file; give texts or files of them.")
         elif reads_texts:
             items.append(argument)
         elif path.is_dir():
@@ -275,6 +277,13 @@ def _items(given: list[str], classifier: "FewShotClassifier", column: str | None
         else:
             raise UserError(f"There is no file or folder {path}.")
     return items
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a text too long for the name of a file
+        return False
 
 
 def _loo_sentence(accuracy: float | None, nll: float | None, tested: int) -> str:

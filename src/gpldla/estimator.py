@@ -1,7 +1,9 @@
 """GPLDLAClassifier: the method behind scikit-learn's interface, on features one already has."""
 
 import math
+import warnings
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -160,11 +162,13 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         self : GPLDLAClassifier
         """
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
-        check_classification_targets(y)
+        _check_labels(y)
         weights = self._weights(sample_weight, X)
         classes = np.unique(y if weights is None else y[weights > 0])
         if len(classes) < 2:
-            raise UserError(f"y holds one class only, {classes[0]!r}; give examples of at least two classes.")
+            raise UserError(
+                f"y holds one class only, {classes.tolist()[0]!r}; give examples of at least two classes."
+            )
         self._check_settings()
         self.classes_ = classes
         self._support, self._labels, self._support_weights = _kept(X, y, weights)
@@ -187,15 +191,28 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         -------
         self : GPLDLAClassifier
         """
+        before = self.__dict__.copy()
+        try:
+            return self._add(X, y, classes, sample_weight)
+        except BaseException:  # what is refused changes nothing
+            self.__dict__ = before
+            raise
+
+    def _add(self, X: Any, y: Any, classes: Any, sample_weight: Any) -> "GPLDLAClassifier":
         first = not hasattr(self, "classes_")
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=first)
-        check_classification_targets(y)
+        _check_labels(y)
         self._check_settings()
         weights = self._weights(sample_weight, X)
         X, y, weights = _kept(X, y, weights)
         known = [] if first else [self.classes_]
         declared = [] if classes is None else [np.asarray(classes)]
-        new_classes = np.unique(np.concatenate([*known, *declared, y]))
+        try:
+            new_classes = np.unique(np.concatenate([*known, *declared, y]))
+        except TypeError:
+            raise UserError(
+                "The labels are of kinds that cannot be compared; give them as one type."
+            ) from None
         if not first:
             if self._support_weights is not None or weights is not None:
                 old = _ones(self._support) if self._support_weights is None else self._support_weights
@@ -237,7 +254,7 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         self : GPLDLAClassifier
         """
         X, y = validate_data(self, X_base, y_base, dtype=[np.float64, np.float32])
-        check_classification_targets(y)
+        _check_labels(y)
         self._check_settings()
         codes = np.unique(y, return_inverse=True)[1]
         learned = learn_prior(
@@ -335,7 +352,7 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         -------
         probability : ndarray of shape (n_samples,)
         """
-        check_is_fitted(self)
+        check_is_fitted(self, "classes_")
         if not 0 < prevalence < 1:
             raise UserError(f"prevalence must lie between 0 and 1, not {prevalence!r}.")
         novelty = self._novelty = self._novelty or self._fit_novelty()
@@ -352,7 +369,7 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
             Rows of classes without another example are NaN: there is no such classifier. The variances are
             those of all examples, see `gpldla.heads.leave_one_out`.
         """
-        check_is_fitted(self)
+        check_is_fitted(self, "classes_")
         with torch.inference_mode():
             log_prob = self._head().leave_one_out_log_prob(*self._support_tensors(), self._posterior.beta)
             return apply_temperature(log_prob, self.temperature).exp().numpy()[:, : len(self.classes_)]
@@ -409,7 +426,7 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
 
     def _in_chunks(self, X: Any, function: Any) -> np.ndarray:
         """Apply a function of tensors [n, d] → [n, k] to the rows of X, a part at a time."""
-        check_is_fitted(self)
+        check_is_fitted(self, "classes_")
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
         step = max(1, VALUES_AT_ONCE // max(X.shape[1], 16 * len(self.classes_)))
         with torch.inference_mode():
@@ -447,13 +464,20 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
             raise UserError("center cannot be True; use 'auto', 'support', False or a vector.")
         if not (isinstance(self.whiten, (bool, np.bool_)) or self.whiten == "auto"):
             raise UserError(f"whiten must be True, False or 'auto', not {self.whiten!r}.")
-        if not (isinstance(self.temperature, (int, float)) and 0 < self.temperature < math.inf):
+        if not (isinstance(self.temperature, Real) and 0 < self.temperature < math.inf):
             raise UserError(f"temperature must be a positive number, not {self.temperature!r}.")
         d = self.n_features_in_
         if self.metric is not None and np.shape(self.metric) != (d, d):
             raise UserError(f"metric must have shape ({d}, {d}), not {np.shape(self.metric)}.")
         if self.novelty is not None and np.shape(self.novelty) != (2,):
             raise UserError(f"novelty must be two numbers, slope and offset, not {self.novelty!r}.")
+
+
+def _check_labels(y: np.ndarray) -> None:
+    with warnings.catch_warnings():
+        # Few examples of many classes are what this is for.
+        warnings.filterwarnings("ignore", "The number of unique classes is greater than 50%")
+        check_classification_targets(y)
 
 
 def _kept(

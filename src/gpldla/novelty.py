@@ -30,9 +30,8 @@ class Novelty:
 
 def likeness(posterior: TaskPosterior, query: Tensor) -> Tensor:
     """Return the cosine between each query and the nearest class mean, [..., q, d] → [..., q]."""
-    diagonal = posterior.diagonal
-    cosine = unit_length(posterior.space(query)) @ unit_length(diagonal.weight_mean).mT  # w* is along μ
-    return cosine.masked_fill(diagonal.bias_mean.isinf().unsqueeze(-2), -torch.inf).amax(-1)
+    cosine = unit_length(posterior.space(query)) @ unit_length(posterior.means).mT
+    return cosine.masked_fill(posterior.diagonal.bias_mean.isinf().unsqueeze(-2), -torch.inf).amax(-1)
 
 
 def fit_novelty(
@@ -48,38 +47,51 @@ def fit_novelty(
     if weights is not None:
         member = member * weights.unsqueeze(-1)
     left_out = head.left_out(support, member)
-    present = member.sum(-2) > 0
-    known = left_out.cosine.masked_fill(~present, -torch.inf).amax(-1)[left_out.counted > 0]
-    return calibrate(known, _unknown(head, support, labels, n_way, weights))
+    counted, present = left_out.counted > 0, member.sum(-2) > 0
+    known = left_out.cosine.masked_fill(~present, -torch.inf).amax(-1)
+    unknown, order = _unknown(head, support, labels, n_way, weights)
+    weight = member.sum(-1)
+    return calibrate(known[counted], unknown, weight[counted], weight[order])
 
 
-def calibrate(known: Tensor, unknown: Tensor) -> Novelty:
-    """Fit slope and offset to the likeness of known and of unknown examples, [k] and [u]."""
-    if not len(known) and not len(unknown):
-        return Novelty(0.0, 0.0)
-    if not len(known) or not len(unknown):
-        there = known if len(known) else unknown
-        spread = max(there.std(correction=0).item(), 1e-3)
-        middle = there.mean().item() + (-0.5 if len(known) else 0.5) * USUAL_DISTANCE * spread
-        return Novelty(USUAL_DISTANCE / spread, USUAL_DISTANCE / spread * middle)
+def calibrate(
+    known: Tensor, unknown: Tensor, known_weight: Tensor | None = None, unknown_weight: Tensor | None = None
+) -> Novelty:
+    """Fit slope and offset to the likeness of known and of unknown examples, [k] and [u], with weights."""
     scores = torch.cat([known, unknown]).double().cpu().numpy()
-    centre, spread = scores.mean(), max(scores.std(), 1e-3)
+    weights = np.r_[_weights(known, known_weight), _weights(unknown, unknown_weight)]
     is_unknown = np.r_[np.zeros(len(known)), np.ones(len(unknown))]
-    model = LogisticRegression(class_weight="balanced").fit((scores[:, None] - centre) / spread, is_unknown)
+    if not len(scores):
+        return Novelty(0.0, 0.0)
+    centre = np.average(scores, weights=weights)
+    spread = max(np.sqrt(np.average((scores - centre) ** 2, weights=weights)), 1e-3)
+    if not len(known) or not len(unknown):
+        slope = USUAL_DISTANCE / spread
+        return Novelty(slope, slope * (centre + (-0.5 if len(known) else 0.5) * USUAL_DISTANCE * spread))
+    half = weights.sum() / 2  # both kinds count alike
+    for kind in (0, 1):
+        weights[is_unknown == kind] *= half / weights[is_unknown == kind].sum()
+    model = LogisticRegression().fit((scores[:, None] - centre) / spread, is_unknown, weights)
     slope = max(0.0, -model.coef_.item() / spread)
     return Novelty(slope, model.intercept_.item() + slope * centre)
 
 
-def _unknown(head: GPLDLAAuto, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None) -> Tensor:
-    """Return the likeness of examples to the classes that remain when theirs is left out."""
+def _weights(scores: Tensor, weights: Tensor | None) -> np.ndarray:
+    return np.ones(len(scores)) if weights is None else weights.double().cpu().numpy()
+
+
+def _unknown(
+    head: GPLDLAAuto, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the likeness of examples to the classes that remain without theirs, and their places."""
     classes = labels.unique()
-    if len(classes) < FEWEST_CLASSES:
-        return support.new_empty(0)
-    likenesses = []
-    for fold in classes.tensor_split(min(MOST_FOLDS, len(classes))):
+    likenesses, places = [support.new_empty(0)], [labels.new_empty(0)]
+    folds = classes.tensor_split(min(MOST_FOLDS, len(classes))) if len(classes) >= FEWEST_CLASSES else ()
+    for fold in folds:
         out = torch.isin(labels, fold)
         posterior = head.adapt(
             support[~out], labels[~out], n_way, weights=None if weights is None else weights[~out]
         )
         likenesses.append(likeness(posterior, support[out]))
-    return torch.cat(likenesses)
+        places.append(torch.nonzero(out).flatten())
+    return torch.cat(likenesses), torch.cat(places)

@@ -67,12 +67,19 @@ def read_table(file: Path, columns: Sequence[str]) -> list[list[str]]:
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
             reader = csv.DictReader(opened, strict=True)
-            names = reader.fieldnames or []
+            names = reader.fieldnames
+            if not names:
+                raise UserError(f"{file} is empty; give it a header and rows.")
             for column in columns:
                 if column not in names:
                     raise UserError(f"{file} has no column {column!r}{did_you_mean(column, names)}")
             values: list[list[str]] = [[] for _ in columns]
             for row in reader:
+                if any(row.get(None) or ()):
+                    raise UserError(
+                        f"{file}, line {reader.line_num}: there are more cells than columns;"
+                        " put quotes around texts with commas."
+                    )
                 for column, cells in zip(columns, values):
                     cell = (row[column] or "").strip()
                     if not cell:
@@ -88,6 +95,24 @@ def read_table(file: Path, columns: Sequence[str]) -> list[list[str]]:
     if not values[0]:
         raise UserError(f"{file} holds no rows below its header.")
     return values
+
+
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a text file that hold something."""
+    try:
+        lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+    except FileNotFoundError:
+        raise UserError(f"There is no file {file}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read as text in UTF-8 ({error}).") from None
+    if not lines:
+        raise UserError(f"{file} holds no lines; write one text a line.")
+    return lines
+
+
+def printable(item: object) -> str:
+    """Return the name of an item as any terminal or file can hold it: file names need not be Unicode."""
+    return str(item).encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(frozen=True)
@@ -135,7 +160,9 @@ def summarise(classifier: FewShotClassifier, items: Sequence[Any]) -> FitSummary
     wrong = guess != numbers[tested]
     pairs = Counter((classes[a], classes[b]) for a, b in zip(numbers[tested][wrong], guess[wrong]))
     suspects = [
-        Suspect(str(items[place]), classes[numbers[place]], classes[number], float(proba[place, number]))
+        Suspect(
+            printable(items[place]), classes[numbers[place]], classes[number], float(proba[place, number])
+        )
         for place, number in zip(tested[wrong], guess[wrong])
         if proba[place, number] >= SUSPICIOUS
     ]
@@ -184,5 +211,7 @@ def answer(
         right = float(proba[place, top]) * (1 - (none or 0.0))
         probabilities = {name: float(p) for name, p in zip(classes, proba[place])}
         unsure = 1 - right > max_error
-        answers.append(Answer(str(item), classes[top], float(proba[place, top]), none, unsure, probabilities))
+        answers.append(
+            Answer(printable(item), classes[top], float(proba[place, top]), none, unsure, probabilities)
+        )
     return answers

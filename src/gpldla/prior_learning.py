@@ -42,7 +42,7 @@ def learn_prior(
     """
     n_classes = int(labels.max()) + 1
     counts = torch.bincount(labels, minlength=n_classes)
-    _check_base(counts, shots, ways)
+    _check_base(counts, shots, ways, episodes)
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(n_classes, generator=generator)
     # Half of the classes for the covariance, unless the rest were too few for a task and something unknown.
@@ -133,18 +133,19 @@ class _Tasks:
         ways: int,
         make_head: Callable[..., GPLDLAAuto],
     ) -> None:
-        mapped = z if metric is None else z @ metric
         E, n = episodes.support.shape
         q = episodes.query.shape[1]
         labels = torch.arange(ways).repeat_interleave(n // ways).expand(E, -1)
         self._truth = torch.arange(ways).repeat_interleave(q // ways).expand(E, -1).flatten()
         # β and β_b change neither the features nor the task's space.
-        self._head = make_head(beta=1.0, beta_b=1.0, center=False, whiten=True, metric=None, priors=None)
-        support, member = mapped[episodes.support], class_one_hot(labels, ways, z.dtype)
+        self._head = make_head(
+            beta=1.0, beta_b=1.0, center=False, whiten=True, metric=metric, priors=None, predictive="auto"
+        )
+        support, member = z[episodes.support], class_one_hot(labels, ways, z.dtype)
         self._space = self._head.fit_space(support, member)
         self._labelled = self._head.labelled(self._space(support), member)
-        self._query = self._space(mapped[episodes.query])
-        self._known, self._unknown = mapped[episodes.query], mapped[episodes.unknown]
+        self._query = self._space(z[episodes.query])
+        self._known, self._unknown = z[episodes.query], z[episodes.unknown]
 
     def answers(self, beta: float, beta_b: float) -> tuple[Tensor, Tensor]:
         """Return log p of all queries [m, ways] and the true classes [m]."""
@@ -168,8 +169,8 @@ class _Tasks:
         return self._head.answer(self._space, self._labelled, *prior)
 
 
-def _check_base(counts: Tensor, shots: int, ways: int) -> None:
-    for name, value, least in (("shots", shots, 1), ("ways", ways, 2)):
+def _check_base(counts: Tensor, shots: int, ways: int, episodes: int) -> None:
+    for name, value, least in (("shots", shots, 1), ("ways", ways, 2), ("episodes", episodes, 1)):
         if not hasattr(value, "__index__") or value < least:
             raise UserError(f"{name} must be a whole number of at least {least}, not {value!r}.")
     usable = int((counts > shots).sum())

@@ -124,14 +124,13 @@ class GPLDLAAuto(GPLDLA):
         self, space: TaskSpace, labelled: LabelledFeatures, beta: Tensor, beta_b: Tensor
     ) -> "TaskPosterior":
         """Return the posterior for features that are in the task's space already, and a given prior."""
-        mode = self.find_mode(labelled, beta, beta_b)
-        if self.map_steps:
-            mode = self._refine(labelled, mode, beta, beta_b)
+        lda = self.find_mode(labelled, beta, beta_b)
+        mode = self._refine(labelled, lda, beta, beta_b) if self.map_steps else lda
         diagonal = self.around(mode, labelled, beta, beta_b)
         inner: LinearGPPosterior | CoupledPosterior = diagonal
         if self.covariance == "full":
             inner = CoupledPosterior.around(diagonal, labelled, beta, beta_b)
-        return TaskPosterior(space, inner, diagonal, beta.squeeze(-1) if beta.ndim else beta)
+        return TaskPosterior(space, inner, diagonal, lda.w, beta.squeeze(-1) if beta.ndim else beta)
 
     def fit_space(self, support: Tensor, member: Tensor) -> TaskSpace:
         """Find the centre and the shared covariance of features [..., n, d]."""
@@ -278,12 +277,14 @@ class GPLDLAAuto(GPLDLA):
 class TaskPosterior(Posterior):
     """A posterior in the space of a task.
 
-    inner: what answers; diagonal: the paper's posterior around the same mode; beta [...]: as it was chosen
+    inner: what answers; diagonal: the paper's posterior around the same mode
+    means: the class means in this space, up to a factor, [..., C, d]; beta [...]: as it was chosen
     """
 
     space: TaskSpace
     inner: LinearGPPosterior | CoupledPosterior
     diagonal: LinearGPPosterior
+    means: Tensor
     beta: Tensor
 
     def log_prob(self, query: Tensor) -> Tensor:

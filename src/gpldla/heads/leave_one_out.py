@@ -57,6 +57,8 @@ def leave_one_out(
     two sums over all examples, is held as it is.
     """
     n, d = features.shape[-2:]
+    if recentre:  # what is common to all rows makes no difference but to rounding
+        features = features - features.mean(-2, keepdim=True)
     one_hot = (member > 0).to(features.dtype)  # [..., n, C]
     counts = member.sum(-2)  # n_j, [..., C]
     share = member / positive(counts).unsqueeze(-2)  # dual coefficients of the class means, [..., n, C]
@@ -117,7 +119,8 @@ def leave_one_out(
     dots = to_classes @ (v * H) + own_gain * through_g * own(G)
     dots = (dots - through_q - total * own(HQ) + total * own_QHQ) * own(scale)  # μ_j·φ_i, [..., C, i]
 
-    cosine = dots / positive(mean_norm2).sqrt()
+    own_length = 1 if normalize else positive(own(norm2)).sqrt()
+    cosine = dots / positive(mean_norm2).sqrt() / own_length
     # With example i its class loses a shot, and with it some of what shortens a mean: noise. So that the loss
     # is no handicap, every other class counts with the length that its own mean has a shot short.
     can_lose = member.mT * remains.unsqueeze(-2)  # [..., C, i]

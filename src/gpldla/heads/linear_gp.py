@@ -8,6 +8,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -78,7 +79,7 @@ class LinearGP(Head):
     ) -> None:
         super().__init__()
         for name, value in (("beta", beta), ("beta_b", beta_b)):
-            if not (isinstance(value, (int, float)) and 0 < value < math.inf):
+            if not (isinstance(value, Real) and 0 < value < math.inf):
                 raise UserError(f"{name} must be a positive number, not {value!r}.")
         if predictive not in get_args(Predictive):
             raise UserError(
