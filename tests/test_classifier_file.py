@@ -216,6 +216,13 @@ class TestRoundTrip:
         classifier.save(file)
         assert FewShotClassifier.load(file).model.config() == classifier.model.config()
 
+    @pytest.mark.xfail(
+        strict=True, reason="bug: JSON sorts 10 before 2 once keys are texts; another checksum"
+    )
+    def test_notes_with_numbers_as_keys_come_back(self, file):
+        fitted(info={2: "two", 10: "ten"}).save(file)
+        assert FewShotClassifier.load(file).model.info == {"2": "two", "10": "ten"}
+
     def test_a_loaded_classifier_can_be_saved_again(self, file, tmp_path):
         for support in (True, False):
             fitted().save(file, support=support)
@@ -270,8 +277,9 @@ class TestWithoutSupport:
         loaded = FewShotClassifier.load(file)
         np.testing.assert_array_equal(loaded.predict_proba(QUERIES), classifier.predict_proba(QUERIES))
 
-    def test_novelty_and_uncertainty_come_back(self, file):
-        classifier = fitted()
+    @pytest.mark.parametrize("options", [{}, {"map_steps": 2}], ids=str)
+    def test_novelty_and_uncertainty_come_back(self, file, options):
+        classifier = fitted(options=options)
         classifier.save(file, support=False)
         loaded = FewShotClassifier.load(file)
         queries = [*QUERIES, np.eye(32)]
