@@ -12,6 +12,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
+from sklearn.utils.validation import check_is_fitted
 
 import gpldla.abstaining
 from gpldla import AbstainingClassifier, GPLDLAClassifier
@@ -164,6 +165,12 @@ class TestFittedOrNot:
         for answer in (clf.predict, clf.predict_proba, clf.answered):
             with pytest.raises(NotFittedError):
                 answer(blobs[0])
+
+    def test_scikit_learn_can_tell_which(self, blobs):
+        check_is_fitted(AbstainingClassifier(GPLDLAClassifier().fit(*blobs)))
+        check_is_fitted(AbstainingClassifier(GPLDLAClassifier()).fit(*blobs))
+        with pytest.raises(NotFittedError):
+            check_is_fitted(AbstainingClassifier(GPLDLAClassifier()))
 
     def test_fit_hands_on_what_the_classifier_takes(self, blobs):
         X, y = blobs

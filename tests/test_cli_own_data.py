@@ -521,7 +521,6 @@ class TestPredict:
 
     @pytest.mark.skipif(sys.platform != "linux", reason="file names are not bytes there")
     @pytest.mark.parametrize("form", [[], ["--csv"], ["--json"]], ids=str)
-    @pytest.mark.xfail(strict=True, reason="bug: UnicodeEncodeError for classes; items are printable")
     def test_classes_that_are_no_unicode(self, run, tmp_path, form):
         photos, file = write_pictures(tmp_path / "photos"), tmp_path / "c.safetensors"
         (photos / "owl").rename(photos / os.fsdecode(b"\xff"))
@@ -530,7 +529,6 @@ class TestPredict:
         )
         assert run("predict", file, photos, *form)[0] == 0
 
-    @pytest.mark.xfail(strict=True, reason="bug: 'There is no file please open hello.txt.'")
     def test_a_sentence_that_ends_like_the_name_of_a_file_is_a_text(self, run, topics):
         rows = self.rows(run, topics, "please open hello.txt", "--max-error", "1")
         assert [row["item"] for row in rows] == ["please open hello.txt"]

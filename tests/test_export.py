@@ -424,7 +424,7 @@ def as_pixels(pictures, preprocessing):
 
 def export_model(classifier, model, path, *, half=False):
     export_classifier(
-        classifier._posterior,
+        classifier.posterior,
         classifier.classes,
         path,
         backbone=model.backbone,

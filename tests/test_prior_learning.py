@@ -176,6 +176,13 @@ class TestLearnPrior:
         before, after = (np.linalg.cond(np.cov(rows.T)) for rows in (residuals, residuals @ metric))
         assert after < before / 5
 
+    def test_the_metric_is_that_of_all_base_classes(self):
+        X, y = make_world()
+        learned = learn(X, y)
+        z = torch.nn.functional.normalize(X - torch.from_numpy(learned["center"]))
+        of_all = [_Whitening(z, y).map(shrinkage) for shrinkage in prior_learning.SHRINKAGES[:-1]]
+        assert min(np.abs(learned["metric"] - metric.numpy()).max() for metric in of_all) < 1e-12
+
     def test_few_classes_are_not_halved_and_leave_the_rows_as_they_are(self):
         assert learn(*make_world(7))["metric"] is None
 

@@ -95,6 +95,7 @@ def test_a_posterior_without_doubt_has_no_epistemic_part():
         unit_rows(posterior, Q) @ posterior.diagonal.weight_mean.numpy().T
         + posterior.diagonal.bias_mean.numpy()
     )
+    assert (epistemic >= 0).all()
     np.testing.assert_allclose(epistemic, 0, atol=0.01)
     np.testing.assert_allclose(total, bits(softmax(f)), atol=0.01)
     np.testing.assert_allclose(aleatoric, bits(softmax(f)), atol=0.01)

@@ -166,7 +166,8 @@ def _check_sizes(
 
 def _checksum(tensors: "Mapping[str, Tensor]", info: dict[str, Any]) -> str:
     """Return a digest of all that a file holds but the digest itself."""
-    facts = {name: value for name, value in info.items() if name != "checksum"}
+    # Through JSON once, as a file has it: there every key is a text.
+    facts = json.loads(json.dumps({name: value for name, value in info.items() if name != "checksum"}))
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())

@@ -397,6 +397,10 @@ def show_data(
 def main() -> None:
     """Run the command line; wrong input ends with exit code 2 and one sentence."""
     prepare_process()
+    # The names of files need not be valid Unicode, and not every terminal knows all letters.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(standalone_mode=False)
     except UserError as error:

@@ -261,9 +261,9 @@ def _items(given: list[str], classifier: "FewShotClassifier", column: str | None
             if column is None:
                 raise UserError(f"{path} is a table; name the column of the texts with --text.")
             items += read_table(path, [column])[0]
-        elif reads_texts and suffix == ".txt":
+        elif reads_texts and suffix == ".txt" and (len(argument.split()) == 1 or _exists(path)):
             items += read_lines(path)
-        elif reads_texts and _exists(path):
+        elif reads_texts and suffix and _exists(path):
             raise UserError(f"{path} is neither a .txt nor a .csv file; give texts or files of them.")
         elif reads_texts:
             items.append(argument)

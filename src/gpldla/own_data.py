@@ -25,7 +25,7 @@ def read_class_folders(folder: Path) -> tuple[list[Path], list[str]]:
         raise UserError(f"There is no folder {folder}; name one that holds a folder of pictures a class.")
     pictures: list[Path] = []
     labels: list[str] = []
-    names = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = sorted(path for path in folder.iterdir() if path.is_dir() and not _is_left_behind(path.name))
     if len(names) < 2:
         count = "no folders" if not names else f"only one folder, {names[0].name}"
         raise UserError(f"{folder} holds {count}; give one folder of pictures a class, of at least two.")
@@ -45,8 +45,13 @@ def pictures_below(folder: Path) -> list[Path]:
         for path in folder.rglob("*")
         if is_image(path.name)
         and path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and not any(_is_left_behind(part) for part in path.relative_to(folder).parts)
     )
+
+
+def _is_left_behind(name: str) -> bool:
+    """Say whether a name is one that systems leave behind: .DS_Store, __MACOSX ..."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def readable_pictures(pictures: Sequence[Path], preprocessing: Preprocessing) -> tuple[list[int], list[str]]:

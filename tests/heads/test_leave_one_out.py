@@ -60,7 +60,7 @@ def scale_of(features, labels, weights):
 
 
 def refitted(i, features, labels, weights, kappa, *, normalize, recentre, whiten):
-    """Fit without (one count of) example i: return μ_j·φ_i and ‖μ_j‖² by class, from features in that space.
+    """Fit without (one count of) example i: return μ_j·φ_i and ‖μ_j‖² by class, and ‖φ_i‖, in that space.
 
     kappa: as it is to be held, or None for that of the examples that are left
     """
@@ -75,7 +75,11 @@ def refitted(i, features, labels, weights, kappa, *, normalize, recentre, whiten
         z = z @ (vectors / np.sqrt(values) @ vectors.T)
     phi = z / np.linalg.norm(z, axis=1, keepdims=True) if normalize else z
     means, _, _, _ = scatter(phi, labels, weights)
-    return {j: mean @ phi[i] for j, mean in means.items()}, {j: mean @ mean for j, mean in means.items()}
+    dots, norm2 = (
+        {j: mean @ phi[i] for j, mean in means.items()},
+        {j: mean @ mean for j, mean in means.items()},
+    )
+    return dots, norm2, math.sqrt(phi[i] @ phi[i])
 
 
 def brute_force(features, labels, weights, *, hold_kappa=True, **options):
@@ -87,8 +91,8 @@ def brute_force(features, labels, weights, *, hold_kappa=True, **options):
     can_leave = [i for i in range(n) if counts[labels[i]] - min(1, weights[i]) > 1e-9]
     refits = {i: refitted(i, features, labels, weights, kappa, **options) for i in can_leave}
     slope, cosine = np.full((n, C), np.nan), np.full((n, C), np.nan)
-    for i, (dots, norm2) in refits.items():
-        cosine[i] = [dots[j] / math.sqrt(norm2[j]) for j in range(C)]
+    for i, (dots, norm2, length) in refits.items():
+        cosine[i] = [dots[j] / math.sqrt(norm2[j]) / length for j in range(C)]
         # Another class that could lose a shot too counts with the length that its mean has then, on average.
         length2 = dict(norm2)
         for j in range(C):

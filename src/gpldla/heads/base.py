@@ -27,6 +27,8 @@ def moved(thing: Thing, device: torch.device) -> Thing:
     """Return a posterior (or any dataclass of tensors and dataclasses) on another device."""
     if isinstance(thing, Tensor):
         return thing.to(device)  # type: ignore[return-value]
+    if isinstance(thing, tuple):
+        return tuple(moved(part, device) for part in thing)  # type: ignore[return-value]
     if is_dataclass(thing) and not isinstance(thing, type):
         return replace(thing, **{f.name: moved(getattr(thing, f.name), device) for f in fields(thing)})
     return thing
