@@ -139,6 +139,18 @@ def test_it_is_never_negative_and_never_above_that_of_a_fair_die(covariance, dty
     torch.testing.assert_close(total, aleatoric + epistemic)
 
 
+@pytest.mark.parametrize("predictive", ["mc", "mc-logits", "probit"])
+def test_rough_probabilities_leave_no_part_negative(predictive):
+    """Two draws may be surer than classifiers are on average."""
+    torch.manual_seed(0)
+    X, y, Q = make_task(5, 1, 9, queries=20)
+    posterior = GPLDLAAuto(predictive=predictive, n_samples=2).eval().adapt(X, y, 5)
+    total, aleatoric, epistemic = uncertainty_of(posterior, Q).T
+    assert (aleatoric >= 0).all()
+    assert (epistemic >= 0).all()
+    torch.testing.assert_close(total, aleatoric + epistemic)
+
+
 @pytest.mark.parametrize("covariance", ["diag", "full"])
 def test_a_class_without_examples_changes_nothing(covariance):
     X, y, Q = make_task(3, 4, 6)

@@ -89,6 +89,10 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         The prior-norm-adjusted σ²*.
     beta_ : float
         The β that was used.
+    center_ : ndarray of shape (n_features,) or None
+        What is subtracted from the rows first, where `center` is "support" or a vector.
+    temperature_ : float
+        The temperature that was used.
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (n_features_in_,)
         Where X has names of columns.
@@ -285,7 +289,7 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         """
 
         def answer(rows: Tensor) -> Tensor:
-            return apply_temperature(self._posterior.log_prob(rows), self.temperature)
+            return apply_temperature(self._posterior.log_prob(rows), self.temperature_)
 
         return self._in_chunks(X, answer)[:, : len(self.classes_)]
 
@@ -367,14 +371,17 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         -------
         proba : ndarray of shape (n_samples, n_classes)
             Rows of classes without another example are NaN: there is no such classifier. The variances are
-            those of all examples, see `gpldla.heads.leave_one_out`.
+            those of all examples, see `gpldla.heads.leave_one_out`; with `map_steps` the means are still
+            those of the LDA estimate.
         """
         check_is_fitted(self, "classes_")
         with torch.inference_mode():
             log_prob = self._head().leave_one_out_log_prob(*self._support_tensors(), self._posterior.beta)
-            return apply_temperature(log_prob, self.temperature).exp().numpy()[:, : len(self.classes_)]
+            return apply_temperature(log_prob, self.temperature_).exp().numpy()[:, : len(self.classes_)]
 
     def _adapt(self) -> "GPLDLAClassifier":
+        # As they are now: answers must not change with parameters that are set after the fit.
+        self.center_, self.temperature_ = self._given_center(), float(self.temperature)
         with torch.inference_mode():
             rows, numbers, ways, weights = self._support_tensors()
             posterior = self._head().adapt(rows, numbers, ways, weights=weights)
@@ -436,14 +443,20 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
     def _rows(self, X: np.ndarray) -> Tensor:
         """Hand rows to torch, in the precision of the training rows, with a given centre subtracted."""
         X = X.astype(self._support.dtype, copy=False)
-        if isinstance(self.center, str) and self.center == "support":
-            X = X - np.average(self._support, axis=0, weights=self._support_weights)
-        elif not isinstance(self.center, str) and self.center is not False and self.center is not None:
-            center = np.asarray(self.center, dtype=X.dtype)
-            if center.shape != (X.shape[1],) or not np.isfinite(center).all():
-                raise UserError(f"center must be {X.shape[1]} finite numbers, one a feature.")
-            X = X - center
+        X = X if self.center_ is None else X - self.center_
         return torch.from_numpy(np.require(X, requirements=["C", "W"]))
+
+    def _given_center(self) -> np.ndarray | None:
+        """Return what is subtracted before anything else, [d]; the head finds the "auto" centre itself."""
+        X = self._support
+        if isinstance(self.center, str):
+            return np.average(X, axis=0, weights=self._support_weights) if self.center == "support" else None
+        if self.center is False or self.center is None:
+            return None
+        center = np.asarray(self.center, dtype=X.dtype)
+        if center.shape != (X.shape[1],) or not np.isfinite(center).all():
+            raise UserError(f"center must be {X.shape[1]} finite numbers, one a feature.")
+        return center
 
     def _weights(self, sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
         if sample_weight is None:

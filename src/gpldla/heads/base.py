@@ -128,6 +128,8 @@ def needed_dim(name: str, feature_dim: Size | None) -> Size:
 
 def unit_length(x: Tensor) -> Tensor:
     """Scale features [..., d] to length 1; a zero feature stays zero."""
+    largest = x.detach().abs().amax(-1, keepdim=True)
+    x = x / largest.where(largest > 0, 1)  # squares of large or tiny numbers are none
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / norm.where(norm > 0, 1)
 
