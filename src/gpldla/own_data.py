@@ -175,7 +175,7 @@ def summarise(classifier: FewShotClassifier, items: Sequence[Any]) -> FitSummary
     return FitSummary(
         {name: int((numbers == number).sum()) for number, name in enumerate(classes)},
         float(100 * (1 - wrong.mean())) if len(tested) else None,
-        float(-np.log(own.clip(1e-30)).mean()) if len(tested) else None,
+        float(-np.log(own.clip(1e-30, 1)).mean()) + 0.0 if len(tested) else None,  # no −0
         len(tested),
         [(a, b, count) for (a, b), count in pairs.most_common(CONFUSIONS_SHOWN)],
         suspects[:SUSPECTS_SHOWN],

@@ -115,11 +115,12 @@ def leave_one_out(
     own_gain, own_QHQ = gain.unsqueeze(-2), QHQ.unsqueeze(-2)
     mean_norm2 = to_classes @ (v * ((H * same) @ v)) + own_gain * through_g.square()
     mean_norm2 = (mean_norm2 - 2 * total * through_q + total.square() * own_QHQ).clamp_min(0)  # ‖μ_j‖²
-    own = lambda matrix: matrix.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)  # noqa: E731  a = i, [..., 1, i]
-    dots = to_classes @ (v * H) + own_gain * through_g * own(G)
-    dots = (dots - through_q - total * own(HQ) + total * own_QHQ) * own(scale)  # μ_j·φ_i, [..., C, i]
+    dots = to_classes @ (v * H) + own_gain * through_g * _of_left_out(G)
+    dots = (dots - through_q - total * _of_left_out(HQ) + total * own_QHQ) * _of_left_out(
+        scale
+    )  # μ_j·φ_i, [..., C, i]
 
-    own_length = 1 if normalize else positive(own(norm2)).sqrt()
+    own_length = 1 if normalize else positive(_of_left_out(norm2)).sqrt()
     cosine = dots / positive(mean_norm2).sqrt() / own_length
     # With example i its class loses a shot, and with it some of what shortens a mean: noise. So that the loss
     # is no handicap, every other class counts with the length that its own mean has a shot short.
@@ -137,3 +138,8 @@ def leave_one_out(
     log_pi = (prior * is_left).log()
     log_pi = log_pi - log_pi.logsumexp(-2, keepdim=True)
     return LeftOut(slope.mT, log_pi.mT, weight * remains, cosine.mT)
+
+
+def _of_left_out(matrix: Tensor) -> Tensor:
+    """Return the entries a = i of [..., a, i], as a row [..., 1, i]."""
+    return matrix.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
