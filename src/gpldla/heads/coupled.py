@@ -53,12 +53,8 @@ class CoupledPosterior(Posterior):
         """Return mean [..., q, C] and covariance [..., q, C, C] of the logits of a query [..., q, d]."""
         mean, _ = self.diagonal.logits(query)
         phi = Rows.of(query, normalize=self.diagonal.normalize)
-        cross = phi.x @ self.phi.x.mT
-        if phi.scale is not None and self.phi.scale is not None:
-            cross = cross * phi.scale * self.phi.scale.mT
-        k = self.beta2 * cross + self.beta_b2  # [..., q, n]
-        unit = phi.x2.sum(-1) if phi.scale is None else phi.x2.sum(-1) * phi.scale.squeeze(-1).square()
-        prior = self.beta2.squeeze(-1) * unit + self.beta_b2.squeeze(-1)  # k(x, x), [..., q]
+        k = self.beta2 * phi.cross(self.phi) + self.beta_b2  # [..., q, n]
+        prior = self.beta2.squeeze(-1) * phi.norm2() + self.beta_b2.squeeze(-1)  # k(x, x), [..., q]
         through = self.blocks @ k.mT.unsqueeze(-3)  # E_c k(x), [..., C, n, q]
         own = prior.unsqueeze(-2) - (through * k.mT.unsqueeze(-3)).sum(-2)  # [..., C, q]
         half = torch.linalg.solve_triangular(self.factor.unsqueeze(-3), through, upper=False)

@@ -67,8 +67,19 @@ class Rows:
 
     def gram(self) -> Tensor:
         """Return φφᵀ, [..., n, n]."""
-        product = self.x @ self.x.mT
-        return product if self.scale is None else product * self.scale * self.scale.mT
+        return self.cross(self)
+
+    def cross(self, other: "Rows") -> Tensor:
+        """Return φ·φ' with other rows [..., m, d] of the same kind: [..., n, m]."""
+        product = self.x @ other.x.mT
+        if self.scale is None or other.scale is None:
+            return product
+        return product * self.scale * other.scale.mT
+
+    def norm2(self) -> Tensor:
+        """Return ‖φ‖², [..., n]: one, or zero for a zero feature, at unit length."""
+        norm2 = self.x2.sum(-1)
+        return norm2 if self.scale is None else norm2 * self.scale.squeeze(-1).square()
 
 
 def _of_safe_size(features: Tensor) -> Tensor:
