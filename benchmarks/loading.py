@@ -34,7 +34,6 @@ from gpldla.backbones import Preprocessing, backbone_preprocessing
 from gpldla.data import Access, Part, Places, load_set
 from gpldla.data.catalog import find_set
 from gpldla.data.part_images import PartImages
-from gpldla.data.photographs import augment_photographs
 from gpldla.data.sets import StoredSet
 from gpldla.data.source_files import read_tree
 from gpldla.data.training_images import TRAINING_TRANSFORMS
@@ -121,8 +120,11 @@ def packed_rate(part: Part, case: Case, seconds: float) -> float:
     transform = TRAINING_TRANSFORMS[case.augment]
 
     def batch() -> None:
-        stored = images[torch.randint(len(images), (BATCH,))]
-        transform(stored.pixels, preprocessing, stored.shapes)
+        numbers = torch.randint(len(images), (BATCH,))
+        changes = transform.draw(
+            torch.rand(BATCH, transform.numbers), images.shapes_of(numbers), images.stored_shape
+        )
+        transform.apply(images[numbers], changes, preprocessing)
 
     return _rate_in_threads(batch, seconds)
 
@@ -155,17 +157,24 @@ def kornia_rates(part: Part, seconds: float) -> dict[str, Any] | None:
         from kornia import __version__, augmentation  # type: ignore[import-not-found]
     except ImportError:
         return None
-    size = backbone_preprocessing("conv4").size
+    preprocessing, transform = backbone_preprocessing("conv4"), TRAINING_TRANSFORMS["photographs"]
+    size = preprocessing.size
     pixels = torch.from_numpy(part.read(np.arange(BATCH)))
     theirs = torch.nn.Sequential(
         augmentation.RandomResizedCrop((size, size), scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3)),
         augmentation.ColorJiggle(0.4, 0.4, 0.4, 0.0),
         augmentation.RandomHorizontalFlip(),
     )
+
+    def ours() -> None:
+        side = (pixels.shape[2], pixels.shape[3])
+        changes = transform.draw(torch.rand(BATCH, transform.numbers), None, side)
+        transform.apply(pixels, changes, preprocessing)
+
     return {
         "version": __version__,
         "kornia": _rate_in_threads(lambda: theirs(pixels.float() / 255), seconds),
-        "ours": _rate_in_threads(lambda: augment_photographs(pixels, size), seconds),
+        "ours": _rate_in_threads(ours, seconds),
     }
 
 

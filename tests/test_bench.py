@@ -5,12 +5,14 @@ from importlib.util import find_spec
 from statistics import median
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
-from gpldla.bench import heads, timing
-from gpldla.bench.timing import seconds_a_call
+from gpldla import cli_bench
+from gpldla.bench import episode, heads, timing
+from gpldla.bench.timing import cpu_threads, fastest_threads, seconds_a_call
 from gpldla.heads import create_head
 
 CPU = torch.device("cpu")
@@ -19,8 +21,9 @@ BATCHES = (1, 2)
 
 def make_small(patch):
     """Few features and queries, timed for a blink."""
-    patch.setattr(heads, "FEATURES", 16)
-    patch.setattr(heads, "QUERIES", 2)
+    for module in (episode, heads):
+        patch.setattr(module, "FEATURES", 16)
+        patch.setattr(module, "QUERIES", 2)
     patch.setattr(timing, "MEASURED_SECONDS", 0.001)
     patch.setattr(timing, "SETTLING_SECONDS", 0.0)
 
@@ -84,6 +87,28 @@ class TestTiming:
         measured = seconds_a_call({"a": work("a", 30.0), "b": work("b", 1e-2)}, CPU, 5)
         assert {name: len(rounds) for name, rounds in measured.items()} == {"a": 2, "b": 2}
         assert work.clock.calls.count("a") == 1 + 2
+
+    def test_every_way_has_its_own_threads(self):
+        seen = {1: set(), 2: set()}
+        ways = {count: lambda count=count: seen[count].add(torch.get_num_threads()) for count in (1, 2)}
+        seconds_a_call(ways, CPU, 2, threads={1: 1, 2: 2})
+        assert seen == {1: {1}, 2: {2}}
+
+    def test_threads_are_as_before_afterwards(self):
+        before = torch.get_num_threads()
+        with cpu_threads(before + 1):
+            assert torch.get_num_threads() == before + 1
+        assert torch.get_num_threads() == before
+
+    def test_the_number_of_threads_is_the_faster_one(self, work):
+        def small():
+            work("small", 0.001 * torch.get_num_threads())()
+
+        def large():
+            work("large", 0.010 / torch.get_num_threads())()
+
+        with cpu_threads(4):
+            assert fastest_threads({"small": small, "large": large}, CPU) == {"small": 1, "large": 4}
 
     def test_a_real_clock_sees_more_work(self, monkeypatch):
         monkeypatch.setattr(timing, "MEASURED_SECONDS", 0.005)
@@ -173,7 +198,126 @@ def test_gpytorch_answers_as_our_gpdkt(monkeypatch, shots):
     assert ours.std() > 0.01, "there is something to agree on"
 
 
-class TestCommand:
+@pytest.fixture(scope="module")
+def full_size():
+    """The episode that `gpldla bench` times, and the answers of all."""
+    drawn = episode.draw_episode(5, 25, 75, 1600)
+    return drawn, {name: call() for name, call in episode.contestants(drawn, CPU).items()}
+
+
+@pytest.fixture(scope="module")
+def episode_results():
+    with pytest.MonkeyPatch.context() as patch:
+        make_small(patch)
+        return episode.bench_episode(CPU, rounds=1)
+
+
+class TestEpisode:
+    def test_features_are_single_precision_after_a_relu_and_the_same_every_time(self, full_size):
+        drawn, _ = full_size
+        assert (drawn.support.shape, drawn.query.shape) == ((25, 1600), (75, 1600))
+        assert drawn.support.dtype == torch.float32
+        assert drawn.support.min() == 0
+        assert drawn.labels.bincount().tolist() == [5] * 5
+        assert drawn.query_labels.bincount().tolist() == [15] * 5
+        assert torch.equal(drawn.query, episode.draw_episode(5, 25, 75, 1600).query)
+
+    @pytest.mark.parametrize("name", [episode.HEAD, episode.GIVEN, episode.AUTO, episode.LOGISTIC])
+    def test_the_task_is_neither_trivial_nor_hopeless(self, full_size, name):
+        drawn, answers = full_size
+        assert 85 <= episode._quality(answers[name], drawn.query_labels.numpy())["accuracy"] <= 98
+
+    def test_the_estimator_with_a_given_prior_answers_as_the_head(self, full_size):
+        _, answers = full_size
+        np.testing.assert_allclose(answers[episode.GIVEN], answers[episode.HEAD].exp(), atol=1e-5)
+
+    @pytest.mark.filterwarnings("error")
+    def test_logistic_regression_converges(self, full_size):
+        drawn, _ = full_size
+        model = episode.ESTIMATORS[episode.LOGISTIC]().fit(drawn.support.numpy(), drawn.labels.numpy())
+        assert model.n_iter_[0] < model.max_iter
+
+    def test_all_answer_for_every_query(self, full_size):
+        _, answers = full_size
+        assert {*episode.ESTIMATORS, episode.HEAD} <= answers.keys()
+        for answer in answers.values():
+            p = answer.exp().numpy() if isinstance(answer, torch.Tensor) else answer
+            np.testing.assert_allclose(p.sum(1), np.ones(75), atol=1e-5)
+
+    def test_quality_is_that_of_probabilities_and_of_their_logs(self):
+        p, labels = np.array([[0.5, 0.5], [0.9, 0.1], [0.2, 0.8]]), np.array([0, 1, 1])
+        quality = episode._quality(p, labels)
+        assert quality["accuracy"] == pytest.approx(200 / 3)
+        assert quality["nll"] == pytest.approx(-math.log(0.5 * 0.1 * 0.8) / 3)
+        assert episode._quality(torch.from_numpy(p).log(), labels) == pytest.approx(quality)
+
+    def test_times_are_compared_with_the_head(self, episode_results):
+        times = {row["method"]: row["ms"] for row in episode_results["rows"]}
+        assert next(iter(times)) == episode.HEAD
+        for row in episode_results["rows"]:
+            assert row["ratio"] == pytest.approx(times[row["method"]] / times[episode.HEAD])
+
+    def test_the_results_say_what_was_measured_where(self, episode_results):
+        assert {"commit", "device", "threads"} <= episode_results.keys()
+        assert episode_results["command"] == "gpldla bench --device cpu --rounds 1"
+        assert {"torch", "scikit-learn"} <= episode_results["versions"].keys()
+        assert [episode_results[key] for key in ("ways", "shots", "queries", "features")] == [5, 5, 10, 16]
+
+    def test_without_gpytorch_the_table_says_so(self, small, monkeypatch):
+        monkeypatch.setattr(episode, "find_spec", lambda name: None)
+        results = episode.bench_episode(CPU, rounds=1)
+        assert [row["method"] for row in results["rows"]] == [episode.HEAD, *episode.ESTIMATORS]
+        assert "gpytorch" not in results["versions"]
+        lines = text([episode.episode_table(results)]).splitlines()
+        assert "not installed" in next(line for line in lines if episode.GPYTORCH in line)
+
+    def test_the_table_shows_time_and_quality(self, episode_results):
+        row = {"method": episode.HEAD, "ms": 0.8765, "ratio": 1.0, "threads": 2}
+        row |= {"accuracy": 94.67, "nll": 1.1072}
+        printed = text([episode.episode_table({**episode_results, "rows": [row]})]).splitlines()
+        cells = next(line for line in printed if episode.HEAD in line).split()
+        assert cells[-5:] == ["0.88", "1.0", "2", "94.7", "1.107"]
+
+    def test_the_estimator_is_compared_with_logistic_regression(self):
+        times = {episode.GIVEN: 2.0, episode.AUTO: 5.0, episode.LOGISTIC: 9.0}
+        line = episode.estimator_line({"rows": [{"method": name, "ms": ms} for name, ms in times.items()]})
+        assert f"{episode.GIVEN} is 4.5 times as fast" in line
+        assert f"{episode.AUTO} 1.8 times" in line
+
+
+class TestEpisodeCommand:
+    def test_writes_the_numbers_and_prints_the_table(self, run, small, tmp_path):
+        target = tmp_path / "new" / "episode.json"
+        code, out, _ = run("bench", "--device", "cpu", "--rounds", "1", "--json", target)
+        assert code == 0
+        for row in json.loads(target.read_text("utf-8"))["rows"]:
+            assert row["method"] in out
+        assert "times as fast as LogisticRegression()" in out
+
+    def test_help_lists_the_subcommands_and_has_an_example(self, run):
+        code, out, _ = run("bench", "--help")
+        assert code == 0
+        assert "Example: gpldla bench --device cpu" in out
+        assert "heads " in out
+        assert "scaling " in out
+
+    def test_the_usual_number_of_rounds_is_that_of_the_module(self):
+        assert cli_bench.EPISODE_ROUNDS == episode.ROUNDS  # so that the results name the right command
+
+    def test_options_before_a_subcommand_are_refused_rather_than_ignored(self, refused):
+        message = refused("bench", "--rounds", "2", "heads", "--device", "cpu")
+        assert "Options of gpldla bench heads come after its name" in message
+
+    def test_an_unknown_device_is_refused(self, refused):
+        assert "There is no device 'tpu'" in refused("bench", "--device", "tpu")
+
+    def test_a_file_that_cannot_be_written_is_named(self, refused, tmp_path):
+        (tmp_path / "file").write_text("here already")
+        target = tmp_path / "file" / "episode.json"
+        assert str(tmp_path / "file") in refused("bench", "--device", "cpu", "--json", target)
+
+
+class TestHeadsCommand:
     def test_writes_the_numbers_and_prints_the_tables(self, run, small, tmp_path):
         target = tmp_path / "new" / "heads.json"
         options = ["--device", "cpu", "--batches", "1,2", "--rounds", "1", "--json", target]

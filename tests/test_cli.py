@@ -390,7 +390,7 @@ class TestTrain:
             ("head_predictive=mcc", "There is no predictive 'mcc'; did you mean 'mc'?"),
             ("head_priors=some", "priors must be 'uniform' or one positive number a class, not 'some'."),
             ('head_priors=["a", 1]', "priors must be 'uniform' or one positive number a class"),
-            ("precision=half", "precision = 'half' must be one of 32-true, bf16-mixed."),
+            ("precision=half", "precision = 'half' must be one of 32-true, bf16-mixed, 64-true."),
             ("seed=99999999999999999999", "seed = 99999999999999999999 must be a number of 64 bits."),
         ],
     )

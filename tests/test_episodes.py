@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpldla.episodes import EpisodeSampler, _mix
+from gpldla.counter_random import mix
+from gpldla.episodes import EpisodeSampler
 from gpldla.errors import UserError
 
 from .helpers import tiny_set, whole
@@ -86,7 +87,7 @@ def test_mix_is_splitmix64():
         return z ^ (z >> 31)
 
     counters = [0, 1, 2, 12345, -1, 2**62, -(2**63)]
-    got = _mix(torch.tensor(counters)).tolist()
+    got = mix(torch.tensor(counters)).tolist()
     assert [g & mask for g in got] == [reference(c & mask) for c in counters]
 
 

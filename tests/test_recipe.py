@@ -82,7 +82,7 @@ class TestSettings:
             ("seed", 2**70),
             ("schedule", "linear"),
             ("augment", "letters"),
-            ("precision", "64-true"),
+            ("precision", "16-mixed"),
         ],
     )
     def test_an_impossible_value_is_named(self, key, value):

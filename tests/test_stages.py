@@ -14,10 +14,11 @@ from gpldla import training
 from gpldla.checkpoint import TrainingState
 from gpldla.data import Part
 from gpldla.errors import UserError
+from gpldla.metrics import METRICS
 from gpldla.model import FewShotModel
 from gpldla.recipe import Recipe, make_recipe
 from gpldla.stages import BaseStage, EpisodeStage, Material
-from gpldla.training import METRICS, train
+from gpldla.training import train
 
 from .helpers import tiny_protocol, tiny_recipe, tiny_set, whole
 
@@ -265,8 +266,8 @@ def base_stage(classifier="linear", part=None, **settings):
 def visited(**settings):
     """Return the numbers of the images of each batch, epoch by epoch."""
     stage, seen = base_stage(base_batch=8, **settings), []
-    prepare = stage.material.training_images
-    stage.material.training_images = lambda numbers: seen.append(numbers.tolist()) or prepare(numbers)
+    draw = stage.material.draw_changes
+    stage.material.draw_changes = lambda numbers, keys: seen.append(numbers.tolist()) or draw(numbers, keys)
     while stage.done < stage.total:
         stage.update()
     return [seen[i : i + 4] for i in range(0, len(seen), 4)]
@@ -339,7 +340,8 @@ class TestRates:
         stage = base_stage(base_batch=IMAGES, base_learning_rate=0.05, base_weight_decay=0.01)
         network, labels = stage.network.train(), [0] * 6 + [1] * 7 + [2] * 8 + [3] * 9
         before = [p.detach().clone() for p in network.parameters()]
-        scores = network(stage.material.training_images(torch.arange(IMAGES)))
+        images = stage.material.images[torch.arange(IMAGES)]
+        scores = network(stage.material.change(images, torch.empty(IMAGES, 0)))
         loss = -scores.log_softmax(1)[torch.arange(IMAGES), labels].mean()
         slopes = torch.autograd.grad(loss, list(network.parameters()))
         stage.update()

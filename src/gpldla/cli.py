@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from gpldla import __version__, cli_own_data
-from gpldla.errors import UserError
+from gpldla import __version__, cli_bench, cli_own_data
+from gpldla.errors import RunError, UserError
 from gpldla.process import prepare_process
 from gpldla.progress import say
 
@@ -29,15 +29,13 @@ data_app = typer.Typer(
     help="Data sets: what there is, packing it, and what it looks like.", no_args_is_help=True
 )
 app.add_typer(data_app, name="data")
-bench_app = typer.Typer(help="Speed side by side, in one run.", no_args_is_help=True)
-app.add_typer(bench_app, name="bench")
+app.add_typer(cli_bench.bench_app, name="bench")
 
 for command in (cli_own_data.fit, cli_own_data.predict, cli_own_data.export):
     app.command()(command)
 
 # Wrong usage, such as an unknown option: click's ClickException, which newer versions of typer keep inside.
 WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-TABLE_WIDTH = 160  # of tables that do not go to a terminal
 FAULTS_SHOWN = 5  # of each data set in `data list`
 
 messages = Console(stderr=True)
@@ -129,6 +127,10 @@ def train(
         typer.Option("--set", metavar="KEY=VALUE", help="Override any setting of the recipe."),
     ] = None,
     device: Device = "auto",
+    devices: Annotated[
+        int, typer.Option(min=1, help="Processes on each node, one a GPU or a share of the CPU's cores.")
+    ] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines that train together.")] = 1,
     data_root: DataRoot = None,
     cache: Cache = None,
 ) -> None:
@@ -137,6 +139,8 @@ def train(
     Example: gpldla train glyphs -o runs/glyphs --set shots=5 --episodes 1000
 
     Another method on the same data: gpldla train glyphs --method protonet -o runs/protonet
+
+    Several GPUs: gpldla train cub -o runs/cub --devices 4
     """
     from gpldla.devices import torch_device
     from gpldla.recipe import parse_override, read_recipe
@@ -148,9 +152,13 @@ def train(
         read_recipe(recipe, overrides, method=method),
         output,
         accelerator=torch_device(device),
+        devices=devices,
+        nodes=nodes,
         places=_places(data_root, cache),
         console=messages,
     )
+    if not result.is_first_process:
+        return  # the first one talks
     if not result.finished:
         raise typer.Exit(130)
     accuracy = result.model.info["validation_accuracy"]
@@ -235,46 +243,6 @@ def show_tables(
         return
     console = Console()
     for table in tables.tables(name, results):
-        console.print(table)
-
-
-@bench_app.command("heads")
-def bench_heads(
-    device: Device = "auto",
-    batches: Annotated[str, typer.Option(help="Episodes at once, separated by commas.")] = "",
-    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 5,
-    output: Annotated[
-        Path | None, typer.Option("--json", help="Write the numbers to this file, too.")
-    ] = None,
-) -> None:
-    """Time GPLDLA and its rivals: from features of an episode to the probabilities of its queries.
-
-    Example: gpldla bench heads --device cpu --batches 1,16,256
-    """
-    import torch
-
-    from gpldla.bench.heads import BATCHES, bench_heads, heads_tables
-    from gpldla.devices import torch_device
-    from gpldla.files import check_writable, write_json
-    from gpldla.progress import Reporter
-
-    try:
-        sizes = tuple(int(size) for size in batches.split(",")) if batches else BATCHES
-    except ValueError:
-        raise UserError(f"--batches {batches!r} must be whole numbers separated by commas.") from None
-    if min(sizes) < 1:
-        raise UserError("--batches must be at least 1.")
-    if output is not None:
-        check_writable(output.parent)
-    results = bench_heads(
-        torch.device(torch_device(device)), batches=sizes, rounds=rounds, reporter=Reporter(messages)
-    )
-    if output is not None:
-        write_json(output, results)
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, TABLE_WIDTH)  # a file or a pipe has no edge
-    for table in heads_tables(results):
         console.print(table)
 
 
@@ -406,6 +374,9 @@ def main() -> None:
     except UserError as error:
         print(f"gpldla: {error}", file=sys.stderr)
         code = 2
+    except RunError as error:
+        print(f"gpldla: {error}", file=sys.stderr)
+        code = 1
     except WrongUsage as error:
         message = error.format_message()
         if "\n" not in message:  # else no command was given, and it is the help itself

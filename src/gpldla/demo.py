@@ -17,6 +17,7 @@ from gpldla.data import Access, Places, Protocol, load_protocol
 from gpldla.data.sets.glyphs import SCRIPTS_OF_PART
 from gpldla.evaluation import Evaluation, ProtocolEvaluator, Task, measure
 from gpldla.files import write_json
+from gpldla.metrics import METRICS
 from gpldla.model import FewShotModel
 from gpldla.progress import Reporter, say
 from gpldla.recipe import Recipe, read_recipe
@@ -28,7 +29,7 @@ from gpldla.report import (
     training_plot,
     write_demo_report,
 )
-from gpldla.training import METRICS, train
+from gpldla.training import train
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """Which images make an episode: thousands at once, each fixed by (seed, split, number) alone."""
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gpldla.counter_random import mix, stream
 from gpldla.data import Part
 from gpldla.errors import UserError
 
@@ -67,7 +67,7 @@ class EpisodeSampler:
                     " ask for fewer or add images."
                 )
         self.ways, self.shots, self.queries = ways, shots, queries
-        self._stream = _stream(seed, split)
+        self._stream = stream(seed, split)
         self._counts = torch.as_tensor(part.counts, device=device)
         self._offsets = self._counts.cumsum(0) - self._counts
         self._groups, self._support_groups = None, None
@@ -96,22 +96,22 @@ class EpisodeSampler:
         """Return classes [E, ways], support [E, ways, shots] and query [E, ways, queries]."""
         device = self._counts.device
         numbers = torch.arange(first, first + count, device=device)
-        episode_keys = _mix(numbers + self._stream).unsqueeze(-1)  # [E, 1]
-        class_keys = _mix(episode_keys + torch.arange(len(self._counts), device=device))  # [E, n_classes]
+        episode_keys = mix(numbers + self._stream).unsqueeze(-1)  # [E, 1]
+        class_keys = mix(episode_keys + torch.arange(len(self._counts), device=device))  # [E, n_classes]
         classes = _smallest(class_keys, self.ways)  # [E, ways]
 
         # One key an image of each chosen class; a class's own keys do not depend on its place in the episode.
         largest = int(self._counts.max())
-        chosen_keys = _mix(class_keys.gather(1, classes) + 1).unsqueeze(-1)  # [E, ways, 1]
+        chosen_keys = mix(class_keys.gather(1, classes) + 1).unsqueeze(-1)  # [E, ways, 1]
         places = torch.arange(largest, device=device)
-        image_keys = _mix(chosen_keys + places)  # [E, ways, largest]
+        image_keys = mix(chosen_keys + places)  # [E, ways, largest]
         exists = places < self._counts[classes].unsqueeze(-1)
         if self._groups is None or self._support_groups is None:
             drawn = _smallest(image_keys.masked_fill(~exists, _LAST), self.shots + self.queries)
             support, query = drawn[..., : self.shots], drawn[..., self.shots :]
         else:
             n_groups = self._support_groups.shape[1]
-            group_keys = _mix(_mix(chosen_keys + 2) + torch.arange(n_groups, device=device))
+            group_keys = mix(mix(chosen_keys + 2) + torch.arange(n_groups, device=device))
             group = _smallest(
                 group_keys.masked_fill(~self._support_groups[classes], _LAST), 1
             )  # [E, ways, 1]
@@ -142,24 +142,6 @@ def _groups_by_class(part: Part, shots: int, queries: int) -> tuple[Tensor, Tens
                 f" (sizes {sizes[sizes > 0].tolist()}); ask for fewer shots or queries."
             )
     return torch.from_numpy(groups), torch.from_numpy(eligible)
-
-
-def _stream(seed: int, split: str) -> int:
-    """Return a start for the counter that differs for every seed and split."""
-    digest = hashlib.sha256(f"{seed}/{split}".encode()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)
-
-
-def _mix(x: Tensor) -> Tensor:
-    """Scramble int64 to int64, one to one: splitmix64, which turns consecutive counters into random keys.
-
-    A counter-based generator needs no state, so any episode can be drawn on any device in any order.
-    Multiplications wrap around; shifts are made logical by masking the sign.
-    """
-    x = x * -7046029254386353131  # the odd constant 0x9E3779B97F4A7C15: spreads consecutive counters
-    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687  # 0xBF58476D1CE4E5B9
-    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685  # 0x94D049BB133111EB
-    return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
 
 def _smallest(keys: Tensor, k: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The one exception that means "the user can mend this"."""
+"""Exceptions whose message is all that a user needs to see."""
 
 import difflib
 from collections.abc import Iterable
@@ -8,6 +8,13 @@ class UserError(ValueError):
     """Wrong input: the message is one sentence that names the thing and the remedy.
 
     The command line prints the message alone and exits with code 2.
+    """
+
+
+class RunError(RuntimeError):
+    """Something that was no fault of the input ended a run: the message says what, and how to go on.
+
+    The command line prints the message alone and exits with code 1.
     """
 
 

@@ -36,7 +36,9 @@ class Task:
     queries: int = 15
     separate_groups: bool = False
 
-    def sampler(self, part: Part, *, seed: int, split: str) -> EpisodeSampler:
+    def sampler(
+        self, part: Part, *, seed: int, split: str, device: torch.device | str = "cpu"
+    ) -> EpisodeSampler:
         """Return what draws such episodes from a part."""
         return EpisodeSampler(
             part,
@@ -46,6 +48,7 @@ class Task:
             seed=seed,
             split=split,
             separate_groups=self.separate_groups,
+            device=device,
         )
 
 
@@ -71,9 +74,12 @@ class PartEvaluator:
         self._represented: Tensor | None = None
 
     @torch.no_grad()
-    def predict(self, task: Task, *, episodes: int, seed: int, split: str) -> Predictions:
-        """Answer episodes 0 .. episodes - 1 of (seed, split); Monte Carlo draws follow `seed` too."""
-        drawn = task.sampler(self.part, seed=seed, split=split).draw(0, episodes)
+    def predict(self, task: Task, *, episodes: int, seed: int, split: str, first: int = 0) -> Predictions:
+        """Answer episodes first .. first + episodes - 1 of (seed, split).
+
+        Monte Carlo draws follow `seed` too.
+        """
+        drawn = task.sampler(self.part, seed=seed, split=split).draw(first, episodes)
         represented = self._represent(torch.cat([drawn.support, drawn.query], dim=1).unique())
         device = represented.device
         support_rows, query_rows = (self._row[numbers] for numbers in (drawn.support, drawn.query))

@@ -61,6 +61,11 @@ class FewShotModel(nn.Module):
         """Where the model is."""
         return next(self.parameters(), torch.empty(0)).device  # on the CPU if it has nothing to learn
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The kind of number that the network computes with."""
+        return next(self.backbone.parameters(), torch.empty(0)).dtype
+
     def set_head_options(self, options: dict[str, Any]) -> None:
         """Change options of the head, such as the predictive; those that are None stay.
 
@@ -87,12 +92,16 @@ class FewShotModel(nn.Module):
         )
 
     def represent(self, images: Tensor) -> Tensor:
-        """Turn prepared images [n, c, h, w] to what the head consumes, float32 [n, ...]."""
-        images = images.contiguous(memory_format=torch.channels_last)
+        """Turn prepared images [n, c, h, w] to what the head consumes, float32 [n, ...].
+
+        A model in float64 computes and answers in that.
+        """
+        dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        images = images.to(dtype).contiguous(memory_format=torch.channels_last)
         if self.head.consumes == "features":
-            return self.backbone(images).float()
+            return self.backbone(images).to(dtype)
         if self.head.consumes == "maps":
-            return self.backbone.maps(images).float()
+            return self.backbone.maps(images).to(dtype)
         return images
 
     def posterior(self, support: Tensor, labels: Tensor, n_way: int) -> Posterior:
@@ -100,17 +109,21 @@ class FewShotModel(nn.Module):
         return self.head.adapt(support, labels, n_way, backbone=self._adaptable_backbone())
 
     def forward(
-        self, images: Tensor, labels: Tensor, query_labels: Tensor, n_way: int
+        self, images: Tensor, labels: Tensor, query_labels: Tensor, n_way: int, episodes: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Return the training loss of one episode and what the head consumed.
+        """Return the training loss of an episode, or the mean of several, and what the head consumed.
 
-        images: prepared, support first, then query [n + q, c, h, w]. BatchNorm sees them together.
-        labels [n], query_labels [q].
+        images: prepared, support first, then query [n + q, c, h, w], and one episode after the other.
+        BatchNorm sees them together. labels [n], query_labels [q].
         """
         represented = self.represent(images)
+        if episodes > 1:
+            represented = represented.unflatten(0, (episodes, -1))
+            labels, query_labels = (y.expand(episodes, -1) for y in (labels, query_labels))
+        counts = [labels.shape[-1], query_labels.shape[-1]]
         # The head's matrices are tiny and its accuracy matters: no reduced precision there.
         with torch.autocast(images.device.type, enabled=False):
-            support, query = represented[: len(labels)], represented[len(labels) :]
+            support, query = represented.split(counts, dim=int(episodes > 1))
             loss = self.head.loss(
                 support, labels, query, query_labels, n_way, backbone=self._adaptable_backbone()
             )

@@ -16,7 +16,11 @@ SHIPPED = Path(__file__).parent / "recipes"
 HEAD_OPTION = "head_"  # a key with this prefix goes to the head: head_n_samples = 10
 BASE_CLASSIFIERS = ("auto", "none", "linear", "cosine")
 SCHEDULES = ("constant", "cosine", "step")
-PRECISIONS = ("32-true", "bf16-mixed")  # 16-mixed scales its loss by a state that checkpoints do not have
+PRECISIONS = (
+    "32-true",
+    "bf16-mixed",
+    "64-true",
+)  # 16-mixed scales its loss by a state that checkpoints do not have
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Recipe:
     decay_every: int = 3_000  # episodes between the decays of "step"
     decay_factor: float = 0.5
     ema: float = 0.0  # decay of the averaged weights that are validated and kept; 0 keeps the last weights
-    precision: str = "32-true"  # or "bf16-mixed", as Lightning Fabric names them
+    precision: str = "32-true"  # or "bf16-mixed" or "64-true", as Lightning Fabric names them
     # Validation classes choose the weights that are kept; validate_every = 0 looks at them once, at the end
     validate_every: int = 1_000
     validation_episodes: int = 200

@@ -3,6 +3,7 @@
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,15 +14,21 @@ from torch import Tensor, nn
 
 from gpldla import checkpoint
 from gpldla.backbones import Backbone
+from gpldla.compiled_loss import WORTH_IT_FROM, compile_loss
+from gpldla.counter_random import mix, stream, uniforms
 from gpldla.data import Part
 from gpldla.data.part_images import PartImages
 from gpldla.data.training_images import TRAINING_TRANSFORMS
-from gpldla.episodes import Episodes, EpisodeSampler
+from gpldla.episodes import EpisodeSampler
 from gpldla.errors import UserError
 from gpldla.evaluation import Task
+from gpldla.graphed_update import GraphedUpdate
 from gpldla.heads.base import unit_length
 from gpldla.model import FewShotModel
+from gpldla.ranks import Ranks
 from gpldla.recipe import Recipe
+from gpldla.running_statistics import count_batches, episode_of_an_update, running_statistics
+from gpldla.weight_average import WeightAverage
 
 EPISODES_DRAWN_AT_ONCE = 256
 ACCURACY_EVERY = 5  # episodes, at most, between looks at the training accuracy: a second pass of the head
@@ -33,11 +40,11 @@ class Window:
     def __init__(self, sums: dict[str, list[float]] | None = None) -> None:
         self.sums: dict[str, list[float]] = {name: list(pair) for name, pair in (sums or {}).items()}
 
-    def add(self, name: str, value: float) -> None:
-        """Count one more value."""
+    def add(self, name: str, value: float, count: int = 1) -> None:
+        """Count one more value, or the sum of several."""
         pair = self.sums.setdefault(name, [0.0, 0.0])
         pair[0] += value
-        pair[1] += 1
+        pair[1] += count
 
     def means(self) -> dict[str, float]:
         """Return the means by name."""
@@ -54,13 +61,18 @@ class Material:
     fabric: Fabric
 
     def __post_init__(self) -> None:
-        self._images = PartImages(self.part, self.fabric.device)
+        self.ranks = Ranks(self.fabric)
+        self.images = PartImages(self.part, self.fabric.device)
         self._transform = TRAINING_TRANSFORMS[self.recipe.augment]
 
-    def training_images(self, numbers: Tensor) -> Tensor:
-        """Return augmented images [n, channels, size, size] by their numbers in the part."""
-        stored = self._images[numbers]
-        return self._transform(stored.pixels, self.model.preprocessing, stored.shapes)
+    def draw_changes(self, numbers: Tensor, keys: Tensor) -> Tensor:
+        """Draw what happens to images with these numbers; it follows from their keys, int64 [n] both."""
+        shapes, stored = self.images.shapes_of(numbers), self.images.stored_shape
+        return self._transform.draw(uniforms(keys, self._transform.numbers), shapes, stored)
+
+    def change(self, pixels: Tensor, changes: Tensor) -> Tensor:
+        """Turn stored images, uint8 [n, c, h, w], to what the network sees, [n, channels, size, size]."""
+        return self._transform.apply(pixels, changes, self.model.preprocessing)
 
 
 class Stage(ABC):
@@ -68,6 +80,7 @@ class Stage(ABC):
 
     step_name: what a position is called in the metrics
     unit:      what is counted, for people
+    average:   the averaged weights that are validated and kept, where the recipe wants them
     """
 
     step_name: ClassVar[str]
@@ -78,6 +91,8 @@ class Stage(ABC):
         self.window = Window()
         self.base_rates: list[float] = []
         self.optimizer: torch.optim.Optimizer
+        decay = material.recipe.ema
+        self.average = WeightAverage(material.model, decay) if decay else None
 
     @abstractmethod
     def update(self) -> None:
@@ -91,6 +106,17 @@ class Stage(ABC):
     @abstractmethod
     def validate_every(self) -> int:
         """How often the validation classes are looked at; 0: only at the end."""
+
+    def collect(self) -> None:
+        """Bring the means of all processes together in the window of the first; the others' are emptied."""
+        ranks, names = self.material.ranks, ("loss", "accuracy")
+        if ranks.count == 1:
+            return
+        pairs = [self.window.sums.get(name, [0.0, 0.0]) for name in names]
+        sums = torch.tensor(pairs, dtype=torch.float64, device=self.material.fabric.device)
+        ranks.add_up([sums])
+        kept = {name: pair for name, pair in zip(names, sums.tolist()) if pair[1]}
+        self.window = Window(kept if ranks.is_first else None)
 
     def own_tensors(self) -> dict[str, Tensor]:
         """Return what the stage learns beside the model."""
@@ -113,14 +139,35 @@ class Stage(ABC):
     def _set_rates(self) -> None:
         factor = self.rate_factor()
         for group, rate in zip(self.optimizer.param_groups, self.base_rates):
-            group["lr"] = rate * factor
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate * factor)
+            else:
+                group["lr"] = rate * factor
 
-    def _check_finite(self, loss: Tensor, setting: str) -> None:
-        if not torch.isfinite(loss):
-            raise UserError(
-                f"The loss is not a number any more after {self.done} {self.unit};"
-                f" use a smaller {setting} or another precision."
-            )
+    def _add_up_gradients(self, network: nn.Module, share: float) -> None:
+        """Bring gradients and statistics of all processes together; this one saw `share` of the update."""
+        ranks = self.material.ranks
+        if ranks.count == 1:
+            return
+        learned = [p for p in network.parameters() if p.requires_grad]
+        for parameter in learned:
+            if parameter.grad is None:  # this process had nothing to do
+                parameter.grad = torch.zeros_like(parameter)
+        statistics = running_statistics(network) if network.training else []
+        for tensor in statistics:
+            tensor.mul_(share)
+        ranks.add_up([*(p.grad for p in learned if p.grad is not None), *statistics])
+
+    def _take_step(self) -> None:
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
+
+    def _not_finite(self, setting: str) -> UserError:
+        return UserError(
+            f"The loss is not a number any more after {self.done} {self.unit};"
+            f" use a smaller {setting} or another precision."
+        )
 
 
 # ---- episodes
@@ -130,11 +177,25 @@ def episode_sampler(material: Material) -> EpisodeSampler:
     """Return what draws the training episodes; episodes that the base classes cannot fill are refused."""
     recipe = material.recipe
     task = Task(recipe.ways, recipe.shots, recipe.queries, recipe.separate_groups)
-    return task.sampler(material.part, seed=recipe.seed, split="base")
+    return task.sampler(material.part, seed=recipe.seed, split="base", device=material.fabric.device)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Episodes drawn ahead: image numbers [E, n + q], support first, and changes to them [E, n + q, ...]."""
+
+    first: int
+    numbers: Tensor
+    changes: Tensor
+
+    def __contains__(self, episode: int) -> bool:
+        return self.first <= episode < self.first + len(self.numbers)
 
 
 class EpisodeStage(Stage):
     """Meta-training: episodes of the base classes, one after the other.
+
+    An update has `episodes_per_update` of them, shared among the processes, or one a process if that is more.
 
     frozen_backbone: the network stays as it is, and only the head's parameters learn
     """
@@ -144,15 +205,24 @@ class EpisodeStage(Stage):
     def __init__(self, material: Material, *, frozen_backbone: bool) -> None:
         recipe, model = material.recipe, material.model
         super().__init__(material, recipe.episodes)
-        self.sampler = episode_sampler(material)
+        self.episodes_an_update = max(recipe.episodes_per_update, material.ranks.count)
         self.frozen_backbone = frozen_backbone
         model.backbone.requires_grad_(not frozen_backbone)
         groups = [{"params": list(model.head.parameters()), "lr": recipe.head_learning_rate}]
         if not frozen_backbone:
             groups.insert(0, {"params": list(model.backbone.parameters()), "lr": recipe.learning_rate})
         self.base_rates = [float(group["lr"]) for group in groups]  # type: ignore[arg-type]
-        self.wrapped, self.optimizer = material.fabric.setup(model, torch.optim.Adam(groups))
-        self._drawn_from, self._drawn = 0, self._draw(0)
+        graphs = GraphedUpdate.serves(model, material.fabric.device) and not frozen_backbone
+        if graphs:  # they read the rates where they lie
+            for group in groups:
+                group["lr"] = torch.tensor(group["lr"], device=material.fabric.device)
+        optimizer = torch.optim.Adam(groups, fused=graphs or None, capturable=graphs)
+        self.wrapped, self.optimizer = material.fabric.setup(model, optimizer)
+        self._sampler = episode_sampler(material)
+        self._drawn = self._draw(0)
+        labels = self._sampler.draw(0, 1)
+        self._labels, self._query_labels = labels.labels, labels.query_labels
+        self._graphed = self._make_graphed() if graphs else None
 
     @property
     def validate_every(self) -> int:
@@ -164,51 +234,110 @@ class EpisodeStage(Stage):
         return self.material.recipe.learning_rate_factor(self.done)
 
     def update(self) -> None:
-        """Take one optimiser step on the mean loss of some episodes; BatchNorm sees one episode at a time."""
-        material, recipe = self.material, self.material.recipe
+        """Take one optimiser step on the mean loss of some episodes; BatchNorm sees each by itself."""
         self.wrapped.train()
         if self.frozen_backbone:
-            material.model.backbone.eval()
+            self.material.model.backbone.eval()
         self._set_rates()
-        episodes = self._next_episodes()
-        device = material.fabric.device
-        labels, query_labels = episodes.labels.to(device), episodes.query_labels.to(device)
-        for support, query in zip(episodes.support, episodes.query):
-            images = material.training_images(torch.cat([support, query]))
-            loss, represented = self.wrapped(images, labels, query_labels, recipe.ways)
-            self._check_finite(loss, "head_learning_rate" if self.frozen_backbone else "learning_rate")
-            material.fabric.backward(loss / len(episodes.support))
-            self.window.add("loss", loss.item())
-            if self.done % min(ACCURACY_EVERY, recipe.log_every) == 0:
-                self.window.add("accuracy", self._accuracy(represented, labels, query_labels))
-            self.done += 1
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        size = min(self.episodes_an_update, self.total - self.done)
+        own = [self.done + place for place in self.material.ranks.share(size)]
+        if self._graphed is not None and len(own) == self._graphed.episodes:
+            numbers, changes = zip(*(self._episode(episode) for episode in own))
+            self._graphed.update(torch.stack(numbers), torch.stack(changes), self._noise_seed(own[0]))
+        else:
+            self._update_plainly(own, size)
+        self.done += size
 
-    def _next_episodes(self) -> Episodes:
-        """Return the episodes of the next update; they are drawn many at once."""
-        size = min(self.material.recipe.episodes_per_update, self.total - self.done)
-        first = self.done - self._drawn_from
-        if not 0 <= first <= len(self._drawn.support) - size:
-            self._drawn_from, self._drawn, first = self.done, self._draw(self.done), 0
-        chosen, drawn = slice(first, first + size), self._drawn
-        return Episodes(
-            drawn.support[chosen],
-            drawn.labels,
-            drawn.query[chosen],
-            drawn.query_labels,
-            drawn.classes[chosen],
+    def _update_plainly(self, own: Sequence[int], size: int) -> None:
+        """Go through this process's episodes of an update with `size` in all, one after the other."""
+        material, ways = self.material, self.material.recipe.ways
+        self.optimizer.zero_grad()
+        for place, episode in enumerate(own):
+            numbers, changes = self._episode(episode)
+            torch.manual_seed(self._noise_seed(episode))
+            images = material.change(material.images[numbers], changes)
+            with episode_of_an_update(material.model, place, len(own)):
+                loss, represented = self.wrapped(images, self._labels, self._query_labels, ways)
+            if not torch.isfinite(loss):
+                raise self._not_finite(self._rate_setting)
+            material.fabric.backward(loss / size)
+            self.window.add("loss", loss.item())
+            if episode % min(ACCURACY_EVERY, material.recipe.log_every) == 0:
+                self.window.add("accuracy", self._accuracy(represented))
+        self._add_up_gradients(material.model, len(own) / size)
+        count_batches(material.model, size - len(own))
+        self._take_step()
+
+    def collect(self) -> None:
+        """Fetch what a GPU has counted, too."""
+        if self._graphed is not None:
+            loss, episodes = self._graphed.fetch_losses()
+            if not math.isfinite(loss):
+                raise self._not_finite(self._rate_setting)
+            if episodes:
+                self.window.add("loss", loss, episodes)
+                self.window.add("accuracy", self._accuracy(self._graphed.represented))
+        super().collect()
+
+    @property
+    def _rate_setting(self) -> str:
+        return "head_learning_rate" if self.frozen_backbone else "learning_rate"
+
+    def _make_graphed(self) -> GraphedUpdate | None:
+        """Return what does whole updates on a GPU; a last one with fewer episodes goes the plain way."""
+        material, recipe = self.material, self.material.recipe
+        own = len(material.ranks.share(self.episodes_an_update))
+        share = own / self.episodes_an_update
+        if self.total >= WORTH_IT_FROM * self.episodes_an_update:
+            batch = () if own == 1 else (own,)
+            labels, query_labels = (y.expand(*batch, -1) for y in (self._labels, self._query_labels))
+            head, backbone = material.model.head, material.model.backbone
+            shape = backbone.map_shape if head.consumes == "maps" else (backbone.feature_dim,)
+            compile_loss(head, labels, query_labels, recipe.ways, shape)
+
+        def loss(pixels: Tensor, changes: Tensor, episodes: int) -> tuple[Tensor, Tensor]:
+            images = material.change(pixels, changes)
+            return self.wrapped(images, self._labels, self._query_labels, recipe.ways, episodes)
+
+        return GraphedUpdate(
+            material.model,
+            self._plain_optimizer(),
+            material.images,
+            episodes=own,
+            loss=loss,
+            backward=lambda loss: material.fabric.backward(loss * share),
+            add_up=lambda: self._add_up_gradients(material.model, share),
+            take_step=self._take_step,
         )
 
-    def _draw(self, first: int) -> Episodes:
-        at_once = max(self.material.recipe.episodes_per_update, EPISODES_DRAWN_AT_ONCE)
-        return self.sampler.draw(first, min(at_once, self.total - first))
+    def _episode(self, episode: int) -> tuple[Tensor, Tensor]:
+        """Return image numbers [n + q] of an episode and what happens to them; drawn many at once."""
+        if episode not in self._drawn:
+            self._drawn = self._draw(episode)
+        place = episode - self._drawn.first
+        return self._drawn.numbers[place], self._drawn.changes[place]
+
+    def _draw(self, first: int) -> _Drawn:
+        material = self.material
+        count = min(max(self.episodes_an_update, EPISODES_DRAWN_AT_ONCE), self.total - first)
+        drawn = self._sampler.draw(first, max(count, 1))
+        numbers = torch.cat([drawn.support, drawn.query], dim=1)  # [E, n + q]
+        places = torch.arange(numbers.shape[1], device=numbers.device)
+        episodes = torch.arange(first, first + len(numbers), device=numbers.device)
+        keys = mix(episodes + stream(material.recipe.seed, "changes")).unsqueeze(1) + places
+        changes = material.draw_changes(numbers.flatten(), keys.flatten())
+        return _Drawn(first, numbers, changes.view(*numbers.shape, -1))
+
+    def _noise_seed(self, episode: int) -> int:
+        """Return the seed of what a head draws: it follows from the episode, not from what came before."""
+        return stream(self.material.recipe.seed, "noise", episode) & (2**62 - 1)
 
     @torch.no_grad()
-    def _accuracy(self, represented: Tensor, labels: Tensor, query_labels: Tensor) -> float:
-        support, query = represented[: len(labels)], represented[len(labels) :]
-        log_prob = self.material.model.posterior(support, labels, self.material.recipe.ways).log_prob(query)
-        return 100 * (log_prob.argmax(-1) == query_labels).float().mean().item()
+    def _accuracy(self, represented: Tensor) -> float:
+        """Return the accuracy in percent on what the head has seen of an episode, [n + q, ...]."""
+        support, query = represented.split([len(self._labels), len(self._query_labels)])
+        posterior = self.material.model.posterior(support, self._labels, self.material.recipe.ways)
+        return 100 * (posterior.log_prob(query).argmax(-1) == self._query_labels).float().mean().item()
 
 
 # ---- a classifier of the base classes
@@ -259,19 +388,31 @@ class BaseStage(Stage):
         return 1.0
 
     def update(self) -> None:
-        """Take one optimiser step on the cross-entropy of a batch."""
+        """Take one optimiser step on the cross-entropy of a batch, of which each process takes a part."""
+        material = self.material
         self.wrapped.train()
         self._set_rates()
-        numbers = self._next_batch()
-        labels = self.class_of_image[numbers].to(self.material.fabric.device)
-        scores = self.wrapped(self.material.training_images(numbers)).float()
-        loss = F.cross_entropy(scores, labels)
-        self._check_finite(loss, "base_learning_rate")
-        self.material.fabric.backward(loss)
-        self.optimizer.step()
         self.optimizer.zero_grad()
-        self.window.add("loss", loss.item())
-        self.window.add("accuracy", 100 * (scores.argmax(-1) == labels).float().mean().item())
+        batch = self._next_batch()
+        own = torch.tensor(material.ranks.share(len(batch)), dtype=torch.int64)
+        numbers, share = batch[own], len(own) / len(batch)
+        if len(own):
+            labels = self.class_of_image[numbers].to(material.fabric.device)
+            keys = mix(own + stream(material.recipe.seed, "base changes", self.done)).to(
+                material.fabric.device
+            )
+            changes = material.draw_changes(numbers.to(material.fabric.device), keys)
+            torch.manual_seed(stream(material.recipe.seed, "base noise", self.done) & (2**62 - 1))
+            scores = self.wrapped(material.change(material.images[numbers], changes)).float()
+            loss = F.cross_entropy(scores, labels)
+            if not torch.isfinite(loss):
+                raise self._not_finite("base_learning_rate")
+            material.fabric.backward(loss * share)
+            self.window.add("loss", loss.item() * len(own), len(own))
+            right = (scores.argmax(-1) == labels).float().sum().item()
+            self.window.add("accuracy", 100 * right, len(own))
+        self._add_up_gradients(self.network, share)
+        self._take_step()
         self.done += 1
 
     def own_tensors(self) -> dict[str, Tensor]:

@@ -1,9 +1,7 @@
 """Training a model by a recipe: stage after stage, with validation, checkpoints and resume."""
 
-import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,8 +11,6 @@ import torch
 from lightning_fabric import Fabric
 from rich.console import Console
 from torch import Tensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.tensorboard import SummaryWriter
 
 from gpldla import checkpoint
 from gpldla.backbones import backbone_preprocessing
@@ -22,24 +18,28 @@ from gpldla.calibration import fit_temperature
 from gpldla.checkpoint import TrainingState
 from gpldla.data import Access, Places, Protocol, load_protocol
 from gpldla.errors import UserError
-from gpldla.evaluation import PartEvaluator, Task, mean_feature, measure
-from gpldla.files import check_writable, write_atomically
+from gpldla.evaluation import PartEvaluator, Predictions, Task, mean_feature, measure
+from gpldla.files import check_writable
+from gpldla.metrics import MetricsRecorder
 from gpldla.model import FewShotModel
 from gpldla.process import stop_signals
 from gpldla.progress import Reporter, TrainingProgress, say
+from gpldla.ranks import lost_processes_are_named, make_fabric
 from gpldla.recipe import Recipe
 from gpldla.stages import BaseStage, EpisodeStage, Material, Stage, Window, episode_sampler
-
-METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a run ended: the kept model, and whether all episodes were done or someone stopped it."""
+    """How a run ended: the kept model, and whether all episodes were done or someone stopped it.
+
+    is_first_process: whether this process is the one of several that wrote the model
+    """
 
     model: FewShotModel
     episodes: int
     finished: bool
+    is_first_process: bool = True
 
 
 def train(
@@ -47,6 +47,8 @@ def train(
     folder: str | Path,
     *,
     accelerator: str = "auto",
+    devices: int = 1,
+    nodes: int = 1,
     places: Places | None = None,
     console: Console | None = None,
     show_progress: bool = True,
@@ -54,6 +56,9 @@ def train(
     """Meta-train by `recipe` and leave a FewShotModel in `folder`; goes on where an earlier run stopped.
 
     Ctrl-C and SIGTERM write a checkpoint first; a kill loses what came after the last one.
+
+    devices, nodes: how many processes train together. Those of this machine are started here, by running the
+    program again, unless torchrun or SLURM has started them; see docs/training.md.
     """
     folder = Path(folder)
     console = console or Console(stderr=True)
@@ -63,22 +68,28 @@ def train(
     elif (folder / "config.json").exists():
         raise UserError(f"{folder} already holds a model; choose another folder.")
     check_writable(folder)
-    protocol = load_protocol(
-        recipe.dataset,
-        size=backbone_preprocessing(recipe.backbone).size,
-        side=recipe.stored_side or None,
-        access=Access(places or Places(), Reporter(console)),
-    )
     if accelerator == "auto":  # Fabric's own choice includes Apple's GPU, which has no float64
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    fabric = Fabric(accelerator=accelerator, devices=1, precision=recipe.precision)  # type: ignore[arg-type]
-    run = _Run(recipe, folder, protocol, fabric)
-    if started is not None:
-        run.restore(started)
-        if show_progress and not run.is_done:
-            say(console, f"Going on in {folder} after {run.stage.done} {run.stage.unit}.")
-    finished = run.go(console, show_progress)
-    return TrainingResult(run.kept_model(), run.episodes, finished)
+    fabric = make_fabric(accelerator, devices, nodes, recipe.precision)
+    fabric.launch()
+    with lost_processes_are_named(fabric):
+        talks = fabric.global_rank == 0
+        with fabric.rank_zero_first(local=True):  # it packs what is missing, the others find it
+            protocol = load_protocol(
+                recipe.dataset,
+                size=backbone_preprocessing(recipe.backbone).size,
+                side=recipe.stored_side or None,
+                access=Access(places or Places(), Reporter(console if fabric.local_rank == 0 else None)),
+            )
+        run = _Run(recipe, folder, protocol, fabric)
+        if started is not None:
+            run.restore(started)
+            if talks and show_progress and not run.is_done:
+                say(console, f"Going on in {folder} after {run.stage.done} {run.stage.unit}.")
+        elif fabric.world_size > 1:
+            run.save()  # of many processes one is lost sooner: let there be a state to go on from
+        finished = run.go(console, show_progress and talks)
+        return TrainingResult(run.kept_model(), run.episodes, finished, talks)
 
 
 def _check_same_recipe(before: dict[str, Any], recipe: Recipe, folder: Path) -> None:
@@ -109,13 +120,15 @@ class _Run:
         if not list(self.model.parameters()):
             raise UserError(f"Backbone {recipe.backbone!r} with head {recipe.head!r} has nothing to learn.")
         self.model.to(fabric.device)
+        if recipe.precision == "64-true":
+            self.model.double()
         self.material = Material(recipe, self.model, protocol.part("base"), fabric)
+        self.ranks = self.material.ranks
         self.stages = _stages(recipe, self.model)
         if EpisodeStage in (stage.func for stage in self.stages):  # as for validation: said now
             episode_sampler(self.material)
         self.stage_number = 0
-        self.stage = self.stages[0](self.material)
-        self.averaged = self._new_average()
+        self.stage: Stage = self.stages[0](self.material)
         self.best_accuracy = -1.0
         self.best_weights: dict[str, Tensor] = {}
         self.temperature = 1.0
@@ -157,41 +170,34 @@ class _Run:
         self.best_accuracy = -1.0
         self.model.load_state_dict(self.best_weights)
         self.stage = self.stages[number](self.material)
-        self.averaged = self._new_average()
 
     def _run_stage(self, progress: TrainingProgress, stopped: Callable[[], bool]) -> bool:
         stage, recipe = self.stage, self.recipe
         if stage.done >= stage.total:
-            self._write_model()  # a kill may have come between the last checkpoint and the model
+            if self.ranks.is_first:
+                self._write_model()  # a kill may have come between the last checkpoint and the model
             return True
-        self._forget_metrics_after(stage)
         started = time.monotonic() - self.seconds
-        board = self.folder / "tensorboard" / ("" if stage.step_name == "episode" else stage.step_name)
-        writer = SummaryWriter(str(board), purge_step=stage.done)
-        with writer, (self.folder / METRICS).open("a", encoding="utf-8") as lines:
-
-            def record(numbers: dict[str, float]) -> None:
-                lines.write(json.dumps({stage.step_name: stage.done, **numbers}) + "\n")
-                lines.flush()
-                for name, value in numbers.items():
-                    writer.add_scalar(name, value, stage.done)
-
+        with self._recorder(stage) as recorder:
             while stage.done < stage.total:
                 before = stage.done
                 stage.update()
-                if self.averaged is not None:
-                    self.averaged.update_parameters(self.model)
                 last = stage.done >= stage.total
-                if last or _passed(before, stage.done, recipe.log_every):
+                reports = last or _passed(before, stage.done, recipe.log_every)
+                # Many processes must agree whether to stop, which they do when they talk anyway.
+                stops = self.ranks.any(stopped()) if self.ranks.count == 1 or reports else False
+                if reports:
+                    stage.collect()
                     numbers = stage.window.means()
                     if isinstance(stage, EpisodeStage):
                         numbers |= self.model.head.scalars()
                     stage.window = Window()
-                    record({**numbers, "learning_rate": stage.optimizer.param_groups[0]["lr"]})
+                    rate = float(stage.optimizer.param_groups[0]["lr"])
+                    recorder.record(stage.done, {**numbers, "learning_rate": rate})
                     progress.update(stage.done, numbers)
                 if last or (stage.validate_every and _passed(before, stage.done, stage.validate_every)):
                     accuracy = self._validate()
-                    record({"validation_accuracy": accuracy})
+                    recorder.record(stage.done, {"validation_accuracy": accuracy})
                     best = "  (best)" if accuracy == self.best_accuracy else ""
                     progress.say(
                         f"{stage.step_name.replace('_', ' ')} {stage.done}:"
@@ -200,14 +206,19 @@ class _Run:
                 if last and self._is_last_stage:
                     self._fit_temperature()
                 self.seconds = time.monotonic() - started
-                if last or stopped() or _passed(before, stage.done, recipe.checkpoint_every):
+                if last or stops or _passed(before, stage.done, recipe.checkpoint_every):
                     self.save()
-                if stopped() and not (last and self._is_last_stage):
+                if stops and not (last and self._is_last_stage):
                     progress.say(
                         f"Stopped after {stage.done} {stage.unit}; the same command goes on from here."
                     )
                     return False
         return True
+
+    def _recorder(self, stage: Stage) -> "MetricsRecorder":
+        if not self.ranks.is_first:
+            return MetricsRecorder(None, stage.step_name, 0)
+        return MetricsRecorder(self.folder, stage.step_name, stage.done)
 
     # ---- validation
 
@@ -216,10 +227,7 @@ class _Run:
         current = self._current_model()
         task = self._validation_task()
         self._fill_base_mean(current)
-        with _random_state_kept():
-            predictions = PartEvaluator(current, self.validation_part).predict(
-                task, episodes=self.recipe.validation_episodes, seed=self.recipe.seed, split="validation"
-            )
+        predictions = self._predict(current, task, self.recipe.validation_episodes, "validation")
         accuracy = measure(predictions)["accuracy"]
         if accuracy > self.best_accuracy:
             self.best_accuracy = accuracy
@@ -233,13 +241,27 @@ class _Run:
 
     def _fit_temperature(self) -> None:
         model = self.kept_model()
-        predictions = PartEvaluator(model, self.validation_part).predict(
-            self._validation_task(),
-            episodes=self.recipe.temperature_episodes,
-            seed=self.recipe.seed,
-            split="validation-temperature",
+        predictions = self._predict(
+            model, self._validation_task(), self.recipe.temperature_episodes, "validation-temperature"
         )
         self.temperature = fit_temperature(*predictions.flat)
+
+    def _predict(self, model: FewShotModel, task: Task, episodes: int, split: str) -> Predictions:
+        """Answer episodes of the validation classes, each process some of them."""
+        evaluator, seed = PartEvaluator(model, self.validation_part), self.recipe.seed
+        if self.ranks.count == 1:
+            return evaluator.predict(task, episodes=episodes, seed=seed, split=split)
+        bounds = [episodes * rank // self.ranks.count for rank in (self.ranks.number, self.ranks.number + 1)]
+        queries = task.ways * task.queries
+        log_prob = torch.zeros(episodes, queries, task.ways, device=self.fabric.device)
+        labels = torch.arange(task.ways).repeat_interleave(task.queries)
+        if bounds[0] < bounds[1]:
+            own = evaluator.predict(
+                task, episodes=bounds[1] - bounds[0], first=bounds[0], seed=seed, split=split
+            )
+            log_prob[bounds[0] : bounds[1]] = own.log_prob.to(log_prob)
+        self.ranks.add_up([log_prob])
+        return Predictions(log_prob.cpu(), labels)
 
     def _validation_task(self) -> Task:
         recipe = self.recipe
@@ -250,46 +272,43 @@ class _Run:
             recipe.separate_groups,
         )
 
-    def _new_average(self) -> AveragedModel | None:
-        if not self.recipe.ema:
-            return None
-        return AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(self.recipe.ema), use_buffers=True)
-
     def _current_model(self) -> FewShotModel:
-        return self.model if self.averaged is None else self.averaged.module  # type: ignore[return-value]
+        average = self.stage.average
+        return self.model if average is None else average.model  # type: ignore[return-value]
 
     def kept_model(self) -> FewShotModel:
         """Return the model with the weights that did best on validation classes, ready for evaluation."""
         recipe = self.recipe
-        with _random_state_kept():  # fresh weights are drawn, then replaced
-            model = FewShotModel(
-                recipe.backbone,
-                recipe.head,
-                head_options=recipe.head_options,
-                temperature=self.temperature,
-                info={
-                    "recipe": recipe.flat(),
-                    "episodes": self.episodes,
-                    "seconds": round(self.seconds, 1),
-                    "validation_accuracy": None if self.best_accuracy < 0 else self.best_accuracy,
-                },
-            )
+        model = FewShotModel(
+            recipe.backbone,
+            recipe.head,
+            head_options=recipe.head_options,
+            temperature=self.temperature,
+            info={
+                "recipe": recipe.flat(),
+                "episodes": self.episodes,
+                "seconds": round(self.seconds, 1),
+                "validation_accuracy": None if self.best_accuracy < 0 else self.best_accuracy,
+            },
+        ).to(self.model.dtype)
         model.load_state_dict(self.best_weights or self._current_model().state_dict())
         return model.to(self.fabric.device).eval()
 
     # ---- saving and resuming
 
     def save(self) -> None:
-        """Write the training state, then the kept model beside it."""
+        """Write the training state, then the kept model beside it; one process does."""
+        self.stage.collect()
+        if not self.ranks.is_first:
+            return
         tensors = {
             "model": self.model.state_dict(),
             "stage": self.stage.own_tensors(),
             "optimizer": self.stage.optimizer_tensors(),
             "best": self.best_weights,
-            "random": checkpoint.random_tensors(),
         }
-        if self.averaged is not None:
-            tensors["averaged"] = self.averaged.state_dict()
+        if self.stage.average is not None:
+            tensors["averaged"] = self.stage.average.model.state_dict()
         numbers = {
             "recipe": self.recipe.flat(),
             "stage": self.stage_number,
@@ -316,23 +335,13 @@ class _Run:
         self.model.load_state_dict(state.tensors["model"])
         self.stage.restore_own(state.tensors.get("stage", {}))
         self.stage.restore_optimizer(state.tensors.get("optimizer", {}))
-        if self.averaged is not None:
-            self.averaged.load_state_dict(state.tensors["averaged"])
         self.stage.done = numbers["done"]
-        self.stage.window = Window(numbers["window"])
+        if self.stage.average is not None and self.stage.done:
+            self.stage.average.restore(state.tensors["averaged"])
+        self.stage.window = Window(numbers["window"] if self.ranks.is_first else None)
         self.best_accuracy = numbers["best_accuracy"]
         self.temperature = numbers["temperature"]
         self.seconds = numbers["seconds"]
-        checkpoint.restore_random(state.tensors["random"])
-
-    def _forget_metrics_after(self, stage: Stage) -> None:
-        """Drop the lines of steps that will be done again."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / METRICS
-        if path.exists():
-            whole_lines = [line for line in path.read_text("utf-8").splitlines(True) if line.endswith("\n")]
-            kept = [line for line in whole_lines if json.loads(line).get(stage.step_name, 0) <= stage.done]
-            write_atomically(path, "".join(kept).encode())
 
 
 def _stages(recipe: Recipe, model: FewShotModel) -> list[partial[Any]]:
@@ -360,13 +369,3 @@ def _stages(recipe: Recipe, model: FewShotModel) -> list[partial[Any]]:
 def _passed(before: int, after: int, every: int) -> bool:
     """Say whether a multiple of `every` lies between two numbers of episodes."""
     return after // every > before // every
-
-
-@contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Let what happens inside not change the training that follows."""
-    before = checkpoint.random_tensors()
-    try:
-        yield
-    finally:
-        checkpoint.restore_random(before)

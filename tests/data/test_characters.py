@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.ndimage import gaussian_filter
 
-from gpldla.data.characters import augment_characters, blur
+from gpldla.data.characters import CHARACTER_NUMBERS, blur, change_characters, draw_character_changes
 
 
 @pytest.fixture
@@ -16,8 +16,9 @@ def letters():
 
 
 def changed(images, seed=0):
-    torch.manual_seed(seed)
-    return augment_characters(images)
+    generator = torch.Generator().manual_seed(seed)
+    uniforms = torch.rand(len(images), CHARACTER_NUMBERS, generator=generator)
+    return change_characters(images, draw_character_changes(uniforms))
 
 
 class TestAugmenting:

@@ -29,7 +29,8 @@ def images(request, part, monkeypatch):
 
 @pytest.mark.parametrize("numbers", [[9, 0, 9], [], list(range(14))], ids=str)
 def test_images_and_shapes_come_by_their_numbers_in_the_part(images, part, numbers):
-    pixels, shapes = images[torch.tensor(numbers, dtype=torch.int64)]
+    wanted = torch.tensor(numbers, dtype=torch.int64)
+    pixels, shapes = images[wanted], images.shapes_of(wanted)
     chosen = [ORDER[number] for number in numbers]
     assert pixels.dtype == torch.uint8
     np.testing.assert_array_equal(pixels.numpy(), part.image_set.images[chosen])
@@ -43,10 +44,22 @@ def test_there_are_as_many_as_the_part_has(images):
 
 def test_images_may_be_changed(images, part):
     numbers, before = torch.arange(14), part.image_set.images.copy()
-    images[numbers].pixels.zero_()
+    images[numbers].zero_()
     np.testing.assert_array_equal(part.image_set.images, before)
-    np.testing.assert_array_equal(images[numbers].pixels.numpy(), before[ORDER])
+    np.testing.assert_array_equal(images[numbers].numpy(), before[ORDER])
 
 
 def test_a_set_without_shapes_has_none():
-    assert PartImages(Part(tiny_set(), (0,)), "cpu")[torch.tensor([1])].shapes is None
+    assert PartImages(Part(tiny_set(), (0,)), "cpu").shapes_of(torch.tensor([1])) is None
+
+
+def test_images_are_put_where_they_are_wanted(images):
+    numbers, place = torch.tensor([9, 0, 9]), torch.zeros(3, 1, 32, 32, dtype=torch.uint8)
+    images.copy_to(place, numbers)
+    assert torch.equal(place, images[numbers])
+
+
+def test_the_stored_shape_is_height_and_width():
+    images = np.zeros((4, 3, 20, 30), np.uint8)
+    part = Part(ImageSet("wide", images, ("a",), np.array([4])), (0,))
+    assert PartImages(part, "cpu").stored_shape == (20, 30)

@@ -3,12 +3,14 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 
-from gpldla.data import photographs
 from gpldla.data.photographs import (
+    BOX_NUMBERS,
+    PHOTOGRAPH_NUMBERS,
     at_least_a_pixel,
-    augment_photographs,
     brightness_,
+    change_photographs,
     contrast_,
+    draw_photograph_changes,
     random_boxes,
     saturation_,
 )
@@ -16,18 +18,18 @@ from gpldla.data.photographs import (
 from .test_resample import as_tensor, noise
 
 
-def boxes_of_augmenting(monkeypatch, images, **options):
-    """Return the boxes that are cut out of `images`."""
-    cut, crop = [], photographs.crop_and_resize
+def drawn(images, shapes=None, seed=0):
+    uniforms = torch.rand(len(images), PHOTOGRAPH_NUMBERS, generator=torch.Generator().manual_seed(seed))
+    return draw_photograph_changes(uniforms, shapes, tuple(images.shape[2:]))
 
-    def spy(images, boxes, *arguments):
-        cut.append(boxes)
-        return crop(images, boxes, *arguments)
 
-    monkeypatch.setattr(photographs, "crop_and_resize", spy)
-    augment_photographs(images, 16, **options)
-    (boxes,) = cut
-    return boxes
+def augmented(images, size, shapes=None, seed=0):
+    return change_photographs(images, drawn(images, shapes, seed), size)
+
+
+def boxes_in(shapes, smallest_area):
+    uniforms = torch.rand(len(shapes), BOX_NUMBERS, generator=torch.Generator().manual_seed(0))
+    return random_boxes(uniforms, shapes, smallest_area)
 
 
 class TestColours:
@@ -56,8 +58,7 @@ class TestColours:
 
 class TestBoxes:
     def test_lie_inside_and_have_the_promised_shapes(self):
-        torch.manual_seed(0)
-        top, left, height, width = random_boxes(torch.tensor([[100, 150]]).expand(5000, 2), 0.08).T
+        top, left, height, width = boxes_in(torch.tensor([[100, 150]]).expand(5000, 2), 0.08).T
         assert (top >= 0).all()
         assert (left >= 0).all()
         assert (top + height <= 100).all()
@@ -75,9 +76,8 @@ class TestBoxes:
             assert torch.equal(values, values.round())
 
     def test_each_image_has_those_of_its_own_shape(self):
-        torch.manual_seed(0)
         shapes = torch.tensor([[100.0, 150.0], [20.0, 30.0], [500.0, 40.0]]).repeat(300, 1)
-        boxes = random_boxes(shapes, 0.08)
+        boxes = boxes_in(shapes, 0.08)
         assert (boxes[:, :2] + boxes[:, 2:] <= shapes).all()
         for i in range(3):
             reached = (boxes[:, :2] + boxes[:, 2:])[i::3].amax(0)
@@ -89,7 +89,7 @@ class TestBoxes:
     def test_where_none_fits_the_largest_one_of_a_good_ratio_is_taken(self, shape, box):
         """In a strip, boxes of nearly its area and a ratio near 1 do not fit."""
         shapes = torch.tensor([shape]).expand(50, 2)
-        boxes = random_boxes(shapes, 0.9)
+        boxes = boxes_in(shapes, 0.9)
         assert torch.equal(boxes[:, 2:], torch.tensor([box]).float().expand(50, 2))
         assert (boxes[:, :2] + boxes[:, 2:] <= shapes).all()
 
@@ -104,10 +104,9 @@ class TestTrueShapes:
 
     SHAPES = torch.tensor([100.0, 300.0])
 
-    def test_boxes_have_a_good_ratio_in_the_picture_as_it_was(self, monkeypatch):
-        torch.manual_seed(0)
+    def test_boxes_have_a_good_ratio_in_the_picture_as_it_was(self):
         images = torch.zeros(2000, 3, 64, 64, dtype=torch.uint8)
-        boxes = boxes_of_augmenting(monkeypatch, images, shapes=self.SHAPES.expand(2000, 2))
+        boxes = drawn(images, self.SHAPES.expand(2000, 2))[:, :4]
         assert (boxes[:, :2] >= 0).all()
         assert (boxes[:, :2] + boxes[:, 2:] <= 64.001).all()
         height, width = (boxes[:, 2:] * self.SHAPES / 64).T
@@ -116,48 +115,53 @@ class TestTrueShapes:
         assert 1.28 < ratio.max() < 1.38
         assert 0.075 < area.min() < 0.1
 
-    def test_without_them_the_stored_shape_is_the_true_one(self, monkeypatch):
-        torch.manual_seed(0)
+    def test_without_them_the_stored_shape_is_the_true_one(self):
         images = torch.zeros(2000, 3, 40, 120, dtype=torch.uint8)
-        height, width = boxes_of_augmenting(monkeypatch, images)[:, 2:].T
+        height, width = drawn(images)[:, 2:4].T
         ratio = width / height
         assert 0.7 < ratio.min() < 0.8
         assert 1.25 < ratio.max() < 1.4
 
     @pytest.mark.parametrize("shape", [(1, 10_000), (10_000, 1), (1, 1), (3, 5000), (4000, 6000)], ids=str)
     def test_extreme_ones_give_pictures_too(self, shape):
-        torch.manual_seed(0)
         images = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8).expand(200, -1, -1, -1)
-        augmented = augment_photographs(images, 84, shapes=torch.tensor([shape]).float().expand(200, 2))
-        assert augmented.shape == (200, 3, 84, 84)
-        assert torch.isfinite(augmented).all()
-        assert augmented.min() >= 0
-        assert augmented.max() <= 1
+        changed = augmented(images, 84, torch.tensor([shape]).float().expand(200, 2))
+        assert changed.shape == (200, 3, 84, 84)
+        assert torch.isfinite(changed).all()
+        assert changed.min() >= 0
+        assert changed.max() <= 1
 
 
 class TestAugmenting:
     def test_each_image_is_changed_on_its_own_and_the_seed_fixes_how(self):
         images = as_tensor(noise()).expand(8, -1, -1, -1)
-
-        def augmented(seed):
-            torch.manual_seed(seed)
-            return augment_photographs(images, 32)
-
-        first = augmented(0)
+        first = augmented(images, 32)
         assert first.shape == (8, 3, 32, 32)
         assert first.dtype == torch.float32
         assert first.min() >= 0
         assert first.max() <= 1
-        assert torch.equal(first, augmented(0))
-        assert not torch.equal(first, augmented(1))
+        assert torch.equal(first, augmented(images, 32))
+        assert not torch.equal(first, augmented(images, 32, seed=1))
         for i in range(8):
             for j in range(i):
                 assert not torch.allclose(first[i], first[j], atol=0.05)
 
     def test_half_of_the_images_are_mirrored(self):
         """An image that is dark on the left and bright on the right tells which way it lies."""
-        torch.manual_seed(0)
         ramp = torch.linspace(25, 230, 64).to(torch.uint8).expand(400, 3, 64, 64)
-        out = augment_photographs(ramp, 16)
+        out = augmented(ramp, 16)
         mirrored = (out[..., :8].mean((1, 2, 3)) > out[..., 8:].mean((1, 2, 3))).float().mean()
         assert 0.4 < mirrored < 0.6
+
+    def test_colours_change_by_factors_from_three_fifths_to_seven_fifths(self):
+        images = torch.zeros(2000, 3, 8, 8, dtype=torch.uint8)
+        factors = drawn(images)[:, 5:]
+        assert factors.shape == (2000, 3)
+        assert 0.6 <= factors.min() < 0.605
+        assert 1.395 < factors.max() <= 1.4
+
+    def test_a_number_just_below_one_stays_inside_the_image(self):
+        most = torch.full((1, BOX_NUMBERS), 1 - 2.0**-24)
+        top, left, height, width = random_boxes(most, torch.tensor([[100_000.0, 100_000.0]]), 0.08)[0]
+        assert top + height <= 100_000
+        assert left + width <= 100_000

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import integrate, special
 
+from gpldla import kernels
 from gpldla.heads import predictive
 from gpldla.heads.predictive import (
     _GUMBEL_MIXTURE,
@@ -283,8 +284,8 @@ class TestTheKernel:
         module = types.ModuleType("gpldla.kernels.quadrature")
         module.integrate = broken
         monkeypatch.setitem(sys.modules, "gpldla.kernels.quadrature", module)
-        monkeypatch.setattr(predictive, "_failed_kernels", [])
-        monkeypatch.setattr(predictive, "_one_kernel_serves", lambda *_: not predictive._failed_kernels)
+        monkeypatch.setattr(kernels, "_failures", [])
+        monkeypatch.setattr(predictive, "_one_kernel_serves", lambda *_: not kernels._failures)
         mean, var = random_logits(10, 5)
         expected = quadrature(mean, var, n_points=100).exp()
         with pytest.warns(UserWarning, match=r"Triton failed \(no C compiler\)"):

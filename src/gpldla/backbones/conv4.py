@@ -1,11 +1,12 @@
 """The four-block convolutional networks of the few-shot literature."""
 
 import math
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
 from gpldla.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preprocessing, register_backbone
+from gpldla.backbones.episode_blocks import EpisodeBlock
 
 FILTERS = 64
 
@@ -32,7 +33,7 @@ class Conv4(Backbone):
         return self.maps(images).flatten(1)
 
     def _make_blocks(self) -> list[nn.Module]:
-        return [_block(self.preprocessing.channels), *(_block(FILTERS) for _ in range(3))]
+        return [Block(self.preprocessing.channels), *(Block(FILTERS) for _ in range(3))]
 
     def _map_side(self) -> int:
         return self.preprocessing.size // 16
@@ -54,10 +55,10 @@ class Conv4NP(Conv4):
 
     def _make_blocks(self) -> list[nn.Module]:
         return [
-            _block(self.preprocessing.channels, padding=0),
-            _block(FILTERS, padding=0),
-            _block(FILTERS, pool=False),
-            _block(FILTERS, pool=False),
+            Block(self.preprocessing.channels, padding=0),
+            Block(FILTERS, padding=0),
+            Block(FILTERS, pool=False),
+            Block(FILTERS, pool=False),
         ]
 
     def _map_side(self) -> int:
@@ -71,10 +72,23 @@ class Conv4SNP(Conv4NP):
     preprocessing: ClassVar[Preprocessing] = Conv4S.preprocessing
 
 
-def _block(channels: int, *, padding: int = 1, pool: bool = True) -> nn.Sequential:
-    convolution = nn.Conv2d(channels, FILTERS, 3, padding=padding)
-    nn.init.normal_(convolution.weight, std=math.sqrt(2 / (9 * FILTERS)))
-    layers = [convolution, nn.BatchNorm2d(FILTERS)]
-    if pool:
-        layers.append(nn.MaxPool2d(2))  # before the ReLU it gives the same as after, which costs four times
-    return nn.Sequential(*layers, nn.ReLU(inplace=True))
+class Block(nn.Sequential, EpisodeBlock):
+    """3×3 convolution, BatchNorm, perhaps a 2×2 max-pool, and ReLU."""
+
+    def __init__(self, channels: int, *, padding: int = 1, pool: bool = True) -> None:
+        convolution = nn.Conv2d(channels, FILTERS, 3, padding=padding)
+        nn.init.normal_(convolution.weight, std=math.sqrt(2 / (9 * FILTERS)))
+        layers: list[nn.Module] = [convolution, nn.BatchNorm2d(FILTERS)]
+        if pool:
+            # Before the ReLU it gives the same as after, which costs four times as much.
+            layers.append(nn.MaxPool2d(2))
+        super().__init__(*layers, nn.ReLU(inplace=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, channels, h, w] → [n, 64, h', w']."""
+        if not self.by_kernels:
+            return super().forward(x)
+        convolution, norm, pool = cast(nn.Conv2d, self[0]), self[1], isinstance(self[2], nn.MaxPool2d)
+        if x.shape[1] <= 3 and pool and convolution.padding == (1, 1) and not x.requires_grad:
+            return self.first_convolved(x, convolution, norm)
+        return self.convolved(x, convolution, norm, pool=pool)

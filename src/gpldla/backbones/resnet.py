@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpldla.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preprocessing, register_backbone
+from gpldla.backbones.episode_blocks import EpisodeBlock
 
 CHANNELS = (64, 128, 256, 512)
 
@@ -26,13 +27,7 @@ class ResNet(Backbone):
         channels = CHANNELS[0]
         side = math.ceil(self.preprocessing.size / (8 if self.small_images else 32))
         self.map_shape = (CHANNELS[-1], side, side)
-        self.stem = nn.Sequential(
-            _convolution(3, channels, 3 if self.small_images else 7, 1 if self.small_images else 2),
-            nn.BatchNorm2d(channels),
-            nn.ReLU(inplace=True),
-        )
-        if not self.small_images:
-            self.stem.append(nn.MaxPool2d(3, stride=2, padding=1))
+        self.stem = Stem(channels, small_images=self.small_images)
         blocks = []
         for stage, width in enumerate(CHANNELS):
             for place in range(self.blocks_a_stage):
@@ -49,7 +44,27 @@ class ResNet(Backbone):
         return self.maps(images).mean((2, 3))
 
 
-class BasicBlock(nn.Module):
+class Stem(nn.Sequential, EpisodeBlock):
+    """The first convolution with BatchNorm and ReLU; for large images with a max-pool after it."""
+
+    def __init__(self, channels: int, *, small_images: bool) -> None:
+        kernel, stride = (3, 1) if small_images else (7, 2)
+        layers = [_convolution(3, channels, kernel, stride), nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
+        if not small_images:
+            layers.append(nn.MaxPool2d(3, stride=2, padding=1))
+        super().__init__(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, 3, h, w] → [n, channels, h', w']."""
+        if not self.by_kernels:
+            return super().forward(x)
+        from gpldla.kernels.pool import max_pool_3x3
+
+        x = self.convolved(x, self[0], self[1])
+        return max_pool_3x3(x) if len(self) > 3 else x
+
+
+class BasicBlock(EpisodeBlock):
     """Two 3×3 convolutions with BatchNorm beside a shortcut, which is 1×1 where the channels change."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
@@ -67,7 +82,13 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, channels, h, w] → [n, width, h / stride, w / stride]."""
-        return F.relu(self.residual(x) + self.shortcut(x))
+        if not self.by_kernels:
+            return F.relu(self.residual(x) + self.shortcut(x))
+        shortcut = x
+        if isinstance(self.shortcut, nn.Sequential):
+            shortcut = self.convolved(x, self.shortcut[0], self.shortcut[1], relu=False)
+        inner = self.convolved(x, self.residual[0], self.residual[1])
+        return self.convolved(inner, self.residual[3], self.residual[4], added=shortcut)
 
 
 def _convolution(channels: int, width: int, kernel: int, stride: int) -> nn.Conv2d:

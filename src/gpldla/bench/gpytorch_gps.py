@@ -18,10 +18,12 @@ class _ClassGPs(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def answer(support: Tensor, labels: Tensor, n_way: int, query: Tensor) -> Tensor:
+def answer(support: Tensor, labels: Tensor, n_way: int, query: Tensor, *, steps: int = 0) -> Tensor:
     """Return the log-softmax of the posterior means, [B, n, d], [B, n], [B, q, d] → [B, q, C].
 
     All processes of all episodes are one batch, which is how GPyTorch is fastest here.
+
+    steps: of Adam on the marginal likelihood first, which learn kernel, mean and noise for the task
     """
     unit = torch.nn.functional.normalize
     batch, n, d = support.shape
@@ -29,8 +31,22 @@ def answer(support: Tensor, labels: Tensor, n_way: int, query: Tensor) -> Tensor
     y = 2.0 * (labels.unsqueeze(1) == torch.arange(n_way, device=labels.device).view(1, -1, 1)) - 1
     likelihood = gpytorch.likelihoods.GaussianLikelihood().to(support.device)
     likelihood.noise = 0.1
-    model = _ClassGPs(x, y.to(x.dtype), likelihood).to(support.device).eval()
+    model = _ClassGPs(x, y.to(x.dtype), likelihood).to(support.device)
+    if steps:
+        _learn(model, likelihood, steps)
+    model.eval()
     new = unit(query, dim=-1).unsqueeze(1).expand(batch, n_way, -1, d)
-    with gpytorch.settings.skip_posterior_variances():
+    with torch.no_grad(), gpytorch.settings.skip_posterior_variances():
         means = model(new).mean  # [B, C, q]
     return means.mT.log_softmax(-1)
+
+
+def _learn(model: _ClassGPs, likelihood: gpytorch.likelihoods.Likelihood, steps: int) -> None:
+    """Climb the marginal likelihood, with the optimiser and rate of GPyTorch's tutorials."""
+    (x,), y = model.train_inputs, model.train_targets
+    optimizer = torch.optim.Adam(model.train().parameters(), lr=0.1)
+    marginal = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (-marginal(model(x), y).sum()).backward()
+        optimizer.step()

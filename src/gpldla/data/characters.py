@@ -4,34 +4,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+CHARACTER_NUMBERS = 7  # random numbers that draw the changes to a character
 
-def augment_characters(images: Tensor) -> Tensor:
-    """Slant, scale, shift and blur each image on its own: float [n, c, h, w] → the same.
+
+def draw_character_changes(uniforms: Tensor) -> Tensor:
+    """Draw what happens to each character from random numbers of [0, 1), [n, 7].
+
+    Returns [n, 7]: the matrix [2, 3] that takes a place of the new image to one of the old, and the width of
+    the blur in pixels.
+    """
+    numbers = uniforms.unbind(1)
+
+    def between(number: Tensor, low: float, high: float) -> Tensor:
+        return low + (high - low) * number
+
+    angle, shear = between(numbers[0], -0.26, 0.26), between(numbers[1], -0.3, 0.3)
+    scale_x, scale_y = between(numbers[2], 0.8, 1.25), between(numbers[3], 0.8, 1.25)
+    shift_x, shift_y = between(numbers[4], -0.1, 0.1), between(numbers[5], -0.1, 0.1)
+    cos, sin = torch.cos(angle), torch.sin(angle)
+    width = between(numbers[6], 0.0, 1.5)
+    return torch.stack(
+        [cos / scale_x, (shear - sin) / scale_y, shift_x, sin / scale_x, cos / scale_y, shift_y, width], dim=1
+    )
+
+
+def change_characters(images: Tensor, changes: Tensor) -> Tensor:
+    """Slant, scale, shift and blur each image on its own: float [n, c, h, w], changes [n, 7] → the same.
 
     What handwriting has and print lacks. Paper (1) fills what comes in from outside.
     """
-    n, device = len(images), images.device
-
-    def uniform(low: float, high: float) -> Tensor:
-        return torch.empty(n, device=device).uniform_(low, high)
-
-    angle, shear = uniform(-0.26, 0.26), uniform(-0.3, 0.3)
-    scale_x, scale_y = uniform(0.8, 1.25), uniform(0.8, 1.25)
-    cos, sin = torch.cos(angle), torch.sin(angle)
-    backward = torch.stack(
-        [
-            cos / scale_x,
-            (shear - sin) / scale_y,
-            uniform(-0.1, 0.1),
-            sin / scale_x,
-            cos / scale_y,
-            uniform(-0.1, 0.1),
-        ],
-        dim=1,
-    ).view(n, 2, 3)
+    backward, width = changes[:, :6].view(-1, 2, 3), changes[:, 6]
     grid = F.affine_grid(backward, list(images.shape), align_corners=False)
     ink = F.grid_sample(1 - images, grid, mode="bilinear", align_corners=False)
-    return 1 - blur(ink, uniform(0.0, 1.5))
+    return 1 - blur(ink, width)
 
 
 def blur(images: Tensor, sigma: Tensor, radius: int = 3) -> Tensor:

@@ -1,7 +1,5 @@
 """The images of a part by number, as tensors on a device."""
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,13 +8,6 @@ from gpldla.data.protocols import Part
 
 SHARE_OF_MEMORY = 0.5  # of what a GPU has free, at most, for images that stay there
 COPIED_AT_ONCE = 1 << 28  # bytes
-
-
-class StoredImages(NamedTuple):
-    """Images as stored: pixels uint8 [n, c, h, w]; shapes float32 [n, 2], before they were made square."""
-
-    pixels: Tensor
-    shapes: Tensor | None
 
 
 class PartImages:
@@ -33,14 +24,28 @@ class PartImages:
         )
         self._resident = self._copied() if self._fits() else None
 
-    def __getitem__(self, numbers: Tensor) -> StoredImages:
-        """Return the images with these numbers, int64 [n]."""
-        on_device = numbers.to(self._device)
+    def __getitem__(self, numbers: Tensor) -> Tensor:
+        """Return the images with these numbers, int64 [n] → uint8 [n, c, h, w]."""
         if self._resident is not None:
-            pixels = self._resident[on_device]
+            return self._resident[numbers.to(self._device)]
+        return torch.from_numpy(self._part.read(numbers.cpu().numpy())).to(self._device)
+
+    def copy_to(self, pixels: Tensor, numbers: Tensor) -> None:
+        """Put the images with these numbers, int64 [n], where `pixels` [n, c, h, w] is."""
+        if self._resident is not None:
+            torch.index_select(self._resident, 0, numbers, out=pixels)
         else:
-            pixels = torch.from_numpy(self._part.read(numbers.cpu().numpy())).to(self._device)
-        return StoredImages(pixels, None if self._shapes is None else self._shapes[on_device])
+            pixels.copy_(self[numbers])
+
+    def shapes_of(self, numbers: Tensor) -> Tensor | None:
+        """Return the shapes [n, 2] that images had before they were made square, where that is known."""
+        return None if self._shapes is None else self._shapes[numbers.to(self._device)]
+
+    @property
+    def stored_shape(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        height, width = self._part.image_set.images.shape[2:]
+        return height, width
 
     def __len__(self) -> int:
         """Return how many images there are."""

@@ -1,6 +1,7 @@
 """Random changes to training photographs: crop, flip and colour, as the few-shot literature does it.
 
-Batched tensor operations, random for each image, on whatever device the images lie.
+First what happens to each image is drawn from random numbers, then it is done: batched tensor operations, on
+whatever device the images lie.
 """
 
 import math
@@ -12,49 +13,68 @@ from gpldla.data.resample import crop_and_resize
 from gpldla.data.transforms import constant, grey
 
 CROP_ATTEMPTS = 10
+BOX_NUMBERS = 2 * CROP_ATTEMPTS + 2  # random numbers that draw a box
+PHOTOGRAPH_NUMBERS = BOX_NUMBERS + 4  # and all changes to a photograph
 STRENGTH = 0.4  # of the colour jitter: factors from 0.6 to 1.4
+SMALLEST_AREA = 0.08  # of a box
 
 
-def augment_photographs(
-    images: Tensor, size: int, *, shapes: Tensor | None = None, smallest_area: float = 0.08
+def draw_photograph_changes(
+    uniforms: Tensor, shapes: Tensor | None, stored: tuple[int, int], smallest_area: float = SMALLEST_AREA
 ) -> Tensor:
-    """Crop, resize, mirror half of the images and change colours at random.
+    """Draw what happens to each photograph.
 
-    images: uint8 [n, 3, h, w]
-    shapes: [n, 2], height and width that the images had before they were made h × w; None: h and w
+    uniforms: [n, PHOTOGRAPH_NUMBERS], random numbers from [0, 1)
+    shapes:   [n, 2], height and width that the images had before they were stored; None: as they are stored
+    stored:   height and width of the images
+
+    Returns [n, 8]: top, left, height and width of a box in stored pixels, whether to mirror it (0 or 1), and
+    the factors of brightness, contrast and saturation.
+    """
+    of_boxes, of_sides, of_colours = uniforms.split([BOX_NUMBERS, 1, 3], dim=1)
+    sides = constant(stored, uniforms.device)
+    true = sides.expand(len(uniforms), 2) if shapes is None else shapes
+    # Boxes are drawn in the picture as it was, so that their ratio is that of what they show.
+    boxes = random_boxes(of_boxes, true, smallest_area) * (sides / true).repeat(1, 2)
+    mirrored = (of_sides < 0.5).float()
+    factors = 1 + STRENGTH * (2 * of_colours - 1)
+    return torch.cat([at_least_a_pixel(boxes, *stored), mirrored, factors], dim=1)
+
+
+def change_photographs(images: Tensor, changes: Tensor, size: int) -> Tensor:
+    """Crop, resize, mirror and recolour images, uint8 [n, 3, h, w].
+
+    changes: [n, 8], as `draw_photograph_changes` returns them
 
     Returns float32 [n, 3, size, size] in [0, 1].
     """
-    n, device = len(images), images.device
-    stored = constant(tuple(images.shape[-2:]), device)
-    true = stored.expand(n, 2) if shapes is None else shapes
-    # Boxes are drawn in the picture as it was, so that their ratio is that of what they show.
-    boxes = random_boxes(true, smallest_area) * (stored / true).repeat(1, 2)
-    mirrored = torch.rand(n, device=device) < 0.5
-    cropped = crop_and_resize(images, at_least_a_pixel(boxes, *images.shape[-2:]), size, mirrored)
-    for change in (brightness_, contrast_, saturation_):
-        factors = torch.empty(n, device=device).uniform_(1 - STRENGTH, 1 + STRENGTH)
-        change(cropped, factors)
+    boxes, mirrored, factors = changes.split([4, 1, 3], dim=1)
+    cropped = crop_and_resize(images, boxes, size, mirrored.squeeze(1) > 0)
+    for change, factor in zip((brightness_, contrast_, saturation_), factors.unbind(1)):
+        change(cropped, factor)
     return cropped
 
 
-def random_boxes(shapes: Tensor, smallest_area: float) -> Tensor:
+def random_boxes(uniforms: Tensor, shapes: Tensor, smallest_area: float) -> Tensor:
     """Draw whole-pixel boxes [n, 4] (top, left, height, width) in images of these heights and widths [n, 2].
+
+    uniforms: [n, BOX_NUMBERS], random numbers from [0, 1)
 
     Their area is from smallest_area to 1 of the image, their ratio of width to height from 3/4 to 4/3. Each
     image takes the first of ten attempts that fits, and the largest box of such a ratio if none does.
     """
-    device, attempts = shapes.device, (len(shapes), CROP_ATTEMPTS)
+    of_areas, of_ratios, of_corners = uniforms.split([CROP_ATTEMPTS, CROP_ATTEMPTS, 2], dim=1)
     height, width = shapes.float().unsqueeze(-1).unbind(1)  # [n, 1] each
-    area = height * width * torch.empty(attempts, device=device).uniform_(smallest_area, 1)
-    ratio = torch.empty(attempts, device=device).uniform_(math.log(3 / 4), math.log(4 / 3)).exp()
+    area = height * width * (smallest_area + (1 - smallest_area) * of_areas)
+    ratio = ((2 * of_ratios - 1) * math.log(4 / 3)).exp()
     box_height, box_width = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
     fits = (box_height >= 1) & (box_height <= height) & (box_width >= 1) & (box_width <= width)
     first, any_fits = fits.int().argmax(1, keepdim=True), fits.any(1, keepdim=True)
     box_height = box_height.gather(1, first).where(any_fits, height.minimum((width * 4 / 3).round()))
     box_width = box_width.gather(1, first).where(any_fits, width.minimum((height * 4 / 3).round()))
     room = torch.cat([height - box_height, width - box_width], dim=1) + 1
-    corner = (torch.rand(len(shapes), 2, device=device) * room).floor()
+    # A number just below 1 times a large room may round up to it.
+    corner = (of_corners * room).floor().minimum(room - 1)
     return torch.cat([corner, box_height, box_width], dim=1)
 
 

@@ -1,14 +1,17 @@
 """What stored images go through before training sees them, by the name that a recipe gives it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from gpldla import kernels
 from gpldla.backbones.base import Preprocessing
-from gpldla.data.characters import augment_characters
-from gpldla.data.photographs import augment_photographs
+from gpldla.data.characters import CHARACTER_NUMBERS, change_characters, draw_character_changes
+from gpldla.data.photographs import PHOTOGRAPH_NUMBERS, change_photographs, draw_photograph_changes
 from gpldla.data.transforms import (
     centre_crop,
+    constant,
     evaluation_images,
     grey,
     in_colour,
@@ -17,23 +20,52 @@ from gpldla.data.transforms import (
 )
 
 
-def _none(images: Tensor, preprocessing: Preprocessing, shapes: Tensor | None) -> Tensor:
+@dataclass(frozen=True)
+class TrainingTransform:
+    """Changes images at random: first what happens to each is drawn, for many at once, then it is done.
+
+    numbers: how many random numbers an image takes
+    draw:    uniforms [n, numbers] from [0, 1), true shapes [n, 2] or None, stored (height, width) → changes
+    apply:   uint8 [n, c, h, w], changes, preprocessing → float32 [n, channels, size, size]
+    """
+
+    numbers: int
+    draw: Callable[[Tensor, Tensor | None, tuple[int, int]], Tensor]
+    apply: Callable[[Tensor, Tensor, Preprocessing], Tensor]
+
+
+def _nothing(uniforms: Tensor, shapes: Tensor | None, stored: tuple[int, int]) -> Tensor:
+    return uniforms
+
+
+def _characters(uniforms: Tensor, shapes: Tensor | None, stored: tuple[int, int]) -> Tensor:
+    return draw_character_changes(uniforms)
+
+
+def _as_in_evaluation(images: Tensor, changes: Tensor, preprocessing: Preprocessing) -> Tensor:
     return evaluation_images(images, preprocessing)
 
 
-def _characters(images: Tensor, preprocessing: Preprocessing, shapes: Tensor | None) -> Tensor:
-    changed = augment_characters(resized_images(images, preprocessing))
+def _changed_characters(images: Tensor, changes: Tensor, preprocessing: Preprocessing) -> Tensor:
+    changed = change_characters(resized_images(images, preprocessing), changes)
     return standardise_(centre_crop(changed, preprocessing), preprocessing)
 
 
-def _photographs(images: Tensor, preprocessing: Preprocessing, shapes: Tensor | None) -> Tensor:
-    changed = augment_photographs(in_colour(images), preprocessing.size, shapes=shapes)
+def _changed_photographs(images: Tensor, changes: Tensor, preprocessing: Preprocessing) -> Tensor:
+    if kernels.serve(images) and preprocessing.channels == 3 and len(images):
+        from gpldla.kernels.photographs import change_photographs as by_kernels
+
+        facts = [constant(values, images.device) for values in (preprocessing.mean, preprocessing.std)]
+        colours, size = in_colour(images.contiguous()), preprocessing.size
+        done = kernels.unless_it_fails(lambda: by_kernels(colours, changes, size, *facts))
+        if done is not None:
+            return done
+    changed = change_photographs(in_colour(images), changes, preprocessing.size)
     return standardise_(changed if preprocessing.channels == 3 else grey(changed), preprocessing)
 
 
-# Each maps uint8 [n, c, h, w] and their true shapes, [n, 2] or None, to float32 [n, channels, size, size].
-TRAINING_TRANSFORMS: dict[str, Callable[[Tensor, Preprocessing, Tensor | None], Tensor]] = {
-    "none": _none,
-    "characters": _characters,
-    "photographs": _photographs,
+TRAINING_TRANSFORMS = {
+    "none": TrainingTransform(0, _nothing, _as_in_evaluation),
+    "characters": TrainingTransform(CHARACTER_NUMBERS, _characters, _changed_characters),
+    "photographs": TrainingTransform(PHOTOGRAPH_NUMBERS, draw_photograph_changes, _changed_photographs),
 }

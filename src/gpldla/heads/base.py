@@ -45,12 +45,15 @@ class Head(nn.Module, ABC):
     base_stage: the classifier that the network is trained with on the base classes before episodes start,
                 "linear" or "cosine", or None. After that stage the network stays as it is, and episodes
                 train the head's own parameters, if it has any.
+    capturable: whether `loss` can be recorded as a CUDA graph, for a batch of episodes too: it never looks at
+                values, and the loss of a batch is the mean of its episodes' losses.
     needs_base_mean: whether the head has a buffer `base_mean` [d] to be filled with the mean feature of
                 the base classes once the network is trained on them.
     """
 
     consumes: ClassVar[Literal["features", "maps", "backbone"]] = "features"
     base_stage: ClassVar[Literal["linear", "cosine"] | None] = None
+    capturable: ClassVar[bool] = False
     needs_base_mean: bool = False
 
     @abstractmethod
@@ -157,9 +160,9 @@ def check_episode(support: Tensor, labels: Tensor, n_way: int) -> None:
         raise UserError(f"Support labels must be whole numbers from 0 to {n_way - 1}, not {labels.dtype}.")
     if labels.device.type == "cpu" and labels.numel() and not torch.compiler.is_compiling():
         # elsewhere a look means waiting
-        lowest, highest = torch.aminmax(labels)
+        lowest, highest = (extreme.item() for extreme in torch.aminmax(labels))
         if lowest < 0 or highest >= n_way:
             raise UserError(
-                f"Support labels run from {int(lowest)} to {int(highest)}; with n_way={n_way} they must lie"
+                f"Support labels run from {lowest} to {highest}; with n_way={n_way} they must lie"
                 f" in 0..{n_way - 1}."
             )

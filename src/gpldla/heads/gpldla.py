@@ -16,6 +16,8 @@ from gpldla.heads.rows import Rows
 class GPLDLA(LinearGP):
     """Closed-form Gaussian-process classification on (unit-length) features; options as in `LinearGP`."""
 
+    capturable = True
+
     def find_mode(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> Mode:
         """Return the LDA surrogate of the MAP, at the scale that the prior expects."""
         phi, member, counts, log_pi, _ = support

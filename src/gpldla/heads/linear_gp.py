@@ -132,7 +132,7 @@ class LinearGP(Head):
             a = a * support.weights
         # Eq. 11 (laplace_2), [..., C, d], and Eq. 12 (laplace_3), [..., C]
         V = support.phi.squared_weighted_sum(a).add_(beta.unsqueeze(-1) ** -2).reciprocal_()
-        v = 1 / (beta_b**-2 + a.sum(-2))
+        v = (beta_b**-2 + a.sum(-2)).reciprocal()
         return self.posterior_of(w, b, V, v, sigma2)
 
     def posterior_of(

@@ -16,6 +16,8 @@ class ProtoNet(Head):
     normalize: scale features to unit length first
     """
 
+    capturable = True
+
     def __init__(self, feature_dim: int | None = None, *, normalize: bool = False) -> None:
         super().__init__()
         self.normalize = normalize

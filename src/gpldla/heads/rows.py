@@ -36,10 +36,11 @@ class Rows:
             lowest, highest = (
                 extreme.item() for extreme in norm2.detach().aminmax()
             )  # elsewhere it means waiting
-            if not (SAFE_NORM2[0] < lowest and highest < SAFE_NORM2[1]):  # or a feature is zero
-                features = _of_safe_size(features)
-                squared = features.square()
-                norm2 = squared.sum(-1, keepdim=True)
+            if SAFE_NORM2[0] < lowest and highest < SAFE_NORM2[1]:
+                return cls(features, squared, norm2.rsqrt())
+            features = _of_safe_size(features)  # or a feature is zero
+            squared = features.square()
+            norm2 = squared.sum(-1, keepdim=True)
         return cls(features, squared, norm2.where(norm2 > 0, 1).rsqrt())
 
     def every(self, step: int) -> "Rows":

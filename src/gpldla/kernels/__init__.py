@@ -1,1 +1,35 @@
-"""GPU kernels in Triton, for what plain torch operations spend too much time launching."""
+"""GPU kernels for what plain operations do too slowly; each has a plain version that gives the same.
+
+The modules here import Triton, so they are imported where they are used, and only if `serve(...)`.
+"""
+
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Result = TypeVar("Result")
+_failures: list[Exception] = []
+
+
+def serve(tensor: Tensor) -> bool:
+    """Say whether kernels can work on this tensor: Triton is there and has not failed yet."""
+    return (
+        tensor.is_cuda
+        and not torch.compiler.is_compiling()
+        and not _failures
+        and find_spec("triton") is not None
+    )
+
+
+def unless_it_fails(launch: Callable[[], Result]) -> Result | None:
+    """Run a kernel; None where Triton cannot build it, for want of a compiler mostly."""
+    try:
+        return launch()
+    except Exception as error:  # whatever Triton ran into, plain operations give the same answer
+        _failures.append(error)
+        warnings.warn(f"Triton failed ({error}); plain operations take its place, slower.", stacklevel=3)
+        return None

@@ -1,0 +1,68 @@
+"""Blocks of a network that train on several episodes at once, each with the statistics of its own images."""
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from gpldla import kernels
+
+
+class EpisodeBlock(nn.Module):
+    """A part of a network whose BatchNorms can treat each episode of a batch by itself.
+
+    episodes: 0 runs layer after layer. Otherwise so many episodes lie one after the other in a batch, and in
+    training kernels do what follows each convolution.
+    """
+
+    episodes = 0
+
+    @property
+    def by_kernels(self) -> bool:
+        """Whether kernels are to do the work now."""
+        return self.episodes > 0 and self.training
+
+    def convolved(self, x: Tensor, convolution: nn.Module, norm: nn.Module, **following: Any) -> Tensor:
+        """Convolve and normalise x [n, c, h, w], and do what follows: see `gpldla.kernels.normalise`."""
+        from gpldla.kernels.normalise import normalise
+
+        convolution = cast(nn.Conv2d, convolution)
+        x = F.conv2d(x, convolution.weight, None, convolution.stride, convolution.padding)
+        return normalise(x, **self._norm(norm), offset=convolution.bias, **following)
+
+    def first_convolved(self, images: Tensor, convolution: nn.Module, norm: nn.Module) -> Tensor:
+        """Convolve images [n, c, h, w] of few channels, normalise, ReLU and max-pool them."""
+        from gpldla.kernels.first_block import convolve_normalise_relu_pool
+
+        convolution = cast(nn.Conv2d, convolution)
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else images.dtype
+        return convolve_normalise_relu_pool(
+            images, convolution.weight, **self._norm(norm), offset=convolution.bias, dtype=dtype
+        )
+
+    def _norm(self, norm: nn.Module) -> dict[str, Any]:
+        norm = cast(nn.BatchNorm2d, norm)
+        names = ("weight", "bias", "running_mean", "running_var", "momentum", "eps")
+        return {"episodes": self.episodes, **{name: getattr(norm, name) for name in names}}
+
+
+def train_on_episodes(network: nn.Module, episodes: int) -> bool:
+    """Let a network's batches be so many episodes; say whether that is possible.
+
+    It is where kernels serve and all BatchNorms of the network are in blocks that can do it. 0 episodes put
+    back the ordinary way.
+    """
+    blocks = [module for module in network.modules() if isinstance(module, EpisodeBlock)]
+    norms_in_blocks = sum(len(_norms(block)) for block in blocks)
+    weight = next(network.parameters(), torch.empty(0))
+    possible = bool(blocks) and norms_in_blocks == len(_norms(network)) and kernels.serve(weight)
+    possible &= weight.dtype == torch.float32  # float64 would lose its digits in a kernel
+    for block in blocks:
+        block.episodes = episodes if possible else 0
+    return possible
+
+
+def _norms(network: nn.Module) -> list[nn.Module]:
+    return [module for module in network.modules() if isinstance(module, _BatchNorm)]

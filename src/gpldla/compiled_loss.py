@@ -1,0 +1,37 @@
+"""The loss of a head as a few GPU kernels instead of some hundreds, made by torch.compile."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpldla.heads import Head
+
+WORTH_IT_FROM = 20_000  # updates: it takes ten seconds, and saves a third of a millisecond each
+
+
+def compile_loss(
+    head: Head, labels: Tensor, query_labels: Tensor, n_way: int, shape: tuple[int, ...]
+) -> bool:
+    """Let a head compute its loss by compiled code; say whether that worked, else it stays as it is.
+
+    labels [..., n], query_labels [..., q]: of the episodes to come; shape: of what it consumes, an example
+    """
+    plain: Callable[..., Any] = head.loss
+    compiled = torch.compile(plain, dynamic=False)
+    batch, device = labels.shape[:-1], labels.device
+    support, query = (
+        torch.rand(*batch, y.shape[-1], *shape, device=device, requires_grad=True)
+        for y in (labels, query_labels)
+    )
+    try:
+        compiled(support, labels, query, query_labels, n_way, backbone=None).backward()
+    except Exception as error:  # whatever the compiler ran into, the plain loss is right
+        warnings.warn(f"The head's loss could not be compiled ({error}); it runs as it is.", stacklevel=2)
+        return False
+    finally:
+        head.zero_grad()
+    head.loss = compiled  # type: ignore[method-assign]
+    return True

@@ -1,0 +1,330 @@
+"""The first block of a small network in three passes: 3×3 convolution, BatchNorm, ReLU and max-pool.
+
+With a few input channels the convolution's output is twenty times its input, so computing it again where it
+is needed is faster than writing and reading it. And as it is linear in the image patches p, its statistics
+follow from their second moments: with G = Σ p pᵀ over an episode, the mean of w·p is w·Σp/R and its variance
+wᵀ G w/R minus the mean's square. The gradient needs one more sum, A = Σ g pᵀ over the places that the pooling
+chose: both Σ g x̂ and the gradient of the weights follow from A, G and w. Patches carry a constant 1 as one
+more entry, so that G and A have the plain sums in them.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+PROGRAMS = 1056  # that share a pass: eight for each of an H200's processors
+PLACES = 128  # that a program looks at together
+WINDOWS = 32  # of four places each
+LAUNCH = {"num_warps": 2, "num_stages": 1}  # measured: more of either is slower
+MOST_CHANNELS = 3
+
+
+def convolve_normalise_relu_pool(
+    images: Tensor,
+    kernel: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    *,
+    offset: Tensor | None,
+    episodes: int,
+    momentum: float,
+    eps: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Take images [episodes · n, c, h, w] with c ≤ 3 through the first block; images get no gradient.
+
+    kernel:       [C, c, 3, 3], of a convolution with stride and padding 1
+    weight, bias: [C], of BatchNorm; its running statistics [C] move towards the mean over the episodes
+    offset:       [C], the convolution's bias: normalising takes it away, so that it counts for the running
+                  mean only. Its gradient is zero.
+    dtype:        of the products and of the result
+
+    Returns [episodes · n, C, h // 2, w // 2], channels last.
+    """
+    return _FirstBlock.apply(
+        images, kernel, weight, bias, running_mean, running_var, offset, episodes, momentum, eps, dtype
+    )
+
+
+class _FirstBlock(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, images, kernel, weight, bias, running_mean, running_var, offset, episodes, momentum, eps, dtype
+    ):
+        n, c, h, w = images.shape
+        # A rim of zeros, as the convolution pads: no patch sticks out, which spares its every entry a look.
+        padded = torch.zeros(n, h + 2, w + 2, c, dtype=dtype, device=images.device)
+        padded[:, 1:-1, 1:-1] = images.permute(0, 2, 3, 1)
+        C, images_each = len(kernel), n // episodes
+        entries = 9 * c  # of a patch, then a one, then nothing
+        K = max(16, triton.next_power_of_2(entries + 1))
+        places, windows = images_each * h * w, images_each * (h // 2) * (w // 2)
+        filters = torch.zeros(C, K, device=images.device)
+        filters[:, :entries] = kernel.permute(0, 2, 3, 1).reshape(C, entries)
+        programs = _programs(places, episodes)
+        gram = images.new_empty(episodes, programs, K, K, dtype=torch.float32)
+        mean, rstd = images.new_empty(2, episodes, C, dtype=torch.float32)
+        shape = (n, C, h // 2, w // 2)
+        y = torch.empty(shape, dtype=dtype, device=images.device, memory_format=torch.channels_last)
+        sizes = {"K": K, "CHANNELS": c, "FILTERS": C}
+        with torch.cuda.device(images.device):  # Triton launches on the current one
+            _second_moments[(programs, episodes)](
+                padded, gram, places, h, w, programs, LOOP=_loop(places, programs, PLACES), PLACES=PLACES,
+                K=K, CHANNELS=c, DTYPE=_triton(dtype), **LAUNCH,
+            )  # fmt: skip
+            gram = gram.sum(1)
+            _statistics[(1,)](
+                gram, filters, mean, rstd, running_mean, running_var, offset, places, momentum, eps,
+                EPISODES=episodes, OFFSET=offset is not None, DTYPE=_triton(dtype), **sizes,
+            )  # fmt: skip
+            _apply[(triton.cdiv(windows, WINDOWS), episodes)](
+                padded, filters, mean, rstd, weight, bias, y, windows, images_each, h, w,
+                WINDOWS=WINDOWS, DTYPE=_triton(dtype), **sizes, **LAUNCH,
+            )  # fmt: skip
+        ctx.save_for_backward(padded, filters, gram, mean, rstd, weight, bias)
+        ctx.episodes = episodes
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):  # type: ignore[no-untyped-def]
+        padded, filters, gram, mean, rstd, weight, bias = ctx.saved_tensors
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        (n, high, wide, c), (C, K), episodes = padded.shape, filters.shape, ctx.episodes
+        h, w = high - 2, wide - 2
+        images_each = n // episodes
+        windows = images_each * (h // 2) * (w // 2)
+        programs = _programs(windows * 4, episodes)
+        chosen = filters.new_empty(episodes, programs, C, K)
+        dfilters = torch.empty_like(filters)
+        dweight, dbias = torch.empty_like(weight), torch.empty_like(bias)
+        sizes = {"K": K, "CHANNELS": c, "FILTERS": C, "DTYPE": _triton(padded.dtype)}
+        with torch.cuda.device(padded.device):
+            _chosen_sums[(programs, episodes)](
+                padded, filters, mean, rstd, weight, bias, dy, chosen, windows, images_each, h, w, programs,
+                LOOP=_loop(windows, programs, WINDOWS), WINDOWS=WINDOWS, **sizes, **LAUNCH,
+            )  # fmt: skip
+            _gradients[(1,)](
+                chosen.sum(1), gram, filters, mean, rstd, weight, dfilters, dweight, dbias,
+                images_each * h * w, EPISODES=episodes, **sizes,
+            )  # fmt: skip
+        dkernel = dfilters[:, : 9 * c].view(C, 3, 3, c).permute(0, 3, 1, 2)
+        return None, dkernel, dweight, dbias, None, None, None, None, None, None, None
+
+
+def _triton(dtype: torch.dtype) -> tl.dtype:
+    return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}[dtype]
+
+
+def _programs(places: int, episodes: int) -> int:
+    """Return how many programs share an episode's places."""
+    return max(1, min(triton.cdiv(places, PLACES), PROGRAMS // episodes))
+
+
+def _loop(rows: int, programs: int, at_once: int) -> int:
+    return triton.cdiv(triton.cdiv(rows, programs), at_once)
+
+
+@triton.jit
+def _patches(image_at, place, there, w, K: tl.constexpr, CHANNELS: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the patches of padded images that start at places, [places, K]: row by row, a one, nothing."""
+    entry = tl.arange(0, K)
+    offset = (entry // (3 * CHANNELS)) * (w + 2) * CHANNELS + entry % (3 * CHANNELS)
+    wanted = there[:, None] & (entry < 9 * CHANNELS)[None, :]
+    patches = tl.load(image_at + (place * CHANNELS)[:, None] + offset[None, :], mask=wanted, other=0.0)
+    one = there[:, None] & (entry == 9 * CHANNELS)[None, :]
+    return tl.where(one, 1.0, patches.to(tl.float32)).to(DTYPE)
+
+
+@triton.jit
+def _filters(filters_at, K: tl.constexpr, FILTERS: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the filters as the products see them, [FILTERS, K]."""
+    place = tl.arange(0, FILTERS)[:, None] * K + tl.arange(0, K)[None, :]
+    return tl.load(filters_at + place).to(DTYPE)
+
+
+@triton.jit
+def _second_moments(  # type: ignore[no-untyped-def]
+    images_at, gram_at, places, h, w, programs,
+    LOOP: tl.constexpr, PLACES: tl.constexpr, K: tl.constexpr, CHANNELS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Sum p pᵀ over a share of an episode's places."""
+    program, episode = tl.program_id(0), tl.program_id(1)
+    total = tl.zeros((K, K), tl.float32)
+    images_at += episode.to(tl.int64) * (places // (h * w)) * (h + 2) * (w + 2) * CHANNELS
+    for i in range(LOOP):
+        number = (program * LOOP + i) * PLACES + tl.arange(0, PLACES)
+        row = number // w  # counted through all images
+        place = (row + 2 * (row // h)) * (w + 2) + number % w
+        patches = _patches(images_at, place, number < places, w, K, CHANNELS, DTYPE)
+        total = tl.dot(tl.trans(patches), patches, total)
+    entry = tl.arange(0, K)
+    at = gram_at + (episode * programs + program) * K * K
+    tl.store(at + entry[:, None] * K + entry[None, :], total)
+
+
+@triton.jit
+def _column(matrix, number, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return one column of a matrix [rows, K]."""
+    return tl.sum(tl.where((tl.arange(0, K) == number)[None, :], matrix, 0.0), axis=1)
+
+
+@triton.jit
+def _statistics(  # type: ignore[no-untyped-def]
+    gram_at, filters_at, mean_at, rstd_at, running_mean_at, running_var_at, offset_at, places, momentum, eps,
+    EPISODES: tl.constexpr, OFFSET: tl.constexpr, K: tl.constexpr, CHANNELS: tl.constexpr,
+    FILTERS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Turn second moments of patches to mean and 1/σ of the filters' outputs, and move the running ones."""
+    entry, filter_ = tl.arange(0, K), tl.arange(0, FILTERS)
+    filters = _filters(filters_at, K, FILTERS, DTYPE).to(tl.float32)
+    mean_of_all = tl.zeros((FILTERS,), tl.float32)
+    var_of_all = tl.zeros((FILTERS,), tl.float32)
+    for episode in range(EPISODES):
+        gram = tl.load(gram_at + episode * K * K + entry[:, None] * K + entry[None, :]) / places
+        mean_patch = _column(gram, 9 * CHANNELS, K)  # [K]
+        covariance = gram - mean_patch[:, None] * mean_patch[None, :]
+        mean = tl.sum(filters * mean_patch[None, :], axis=1)
+        products = tl.dot(filters, covariance, input_precision="ieee")
+        var = tl.maximum(tl.sum(products * filters, axis=1), 0.0)
+        tl.store(mean_at + episode * FILTERS + filter_, mean)
+        tl.store(rstd_at + episode * FILTERS + filter_, tl.rsqrt(var + eps))
+        mean_of_all += mean / EPISODES
+        var_of_all += var / EPISODES
+    var_of_all = var_of_all * (places / tl.maximum(places - 1, 1))  # unbiased, as BatchNorm does
+    if OFFSET:
+        mean_of_all += tl.load(offset_at + filter_).to(tl.float32)
+    before_mean, before_var = tl.load(running_mean_at + filter_), tl.load(running_var_at + filter_)
+    tl.store(running_mean_at + filter_, before_mean + momentum * (mean_of_all - before_mean))
+    tl.store(running_var_at + filter_, before_var + momentum * (var_of_all - before_var))
+
+
+@triton.jit
+def _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, FILTERS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return what turns a filter's output to the normalised one: x · scale + shift."""
+    filter_ = tl.arange(0, FILTERS)
+    mean = tl.load(mean_at + episode * FILTERS + filter_)
+    scale = tl.load(rstd_at + episode * FILTERS + filter_) * tl.load(weight_at + filter_).to(tl.float32)
+    return scale, tl.load(bias_at + filter_).to(tl.float32) - mean * scale
+
+
+@triton.jit
+def _corner(window, h, w):  # type: ignore[no-untyped-def]
+    """Return where in padded images the first patch of each window starts."""
+    high, wide = h // 2, w // 2
+    row = window // wide  # counted through all images
+    return ((row // high) * (h + 2) + 2 * (row % high)) * (w + 2) + 2 * (window % wide)
+
+
+@triton.jit
+def _apply(  # type: ignore[no-untyped-def]
+    images_at, filters_at, mean_at, rstd_at, weight_at, bias_at, y_at, windows, images, h, w,
+    WINDOWS: tl.constexpr, K: tl.constexpr, CHANNELS: tl.constexpr, FILTERS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Convolve, normalise, take the largest of each window, and nothing below zero."""
+    episode = tl.program_id(1)
+    scale, shift = _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, FILTERS)
+    filters = tl.trans(_filters(filters_at, K, FILTERS, DTYPE))
+    window = tl.program_id(0) * WINDOWS + tl.arange(0, WINDOWS)
+    there = window < windows
+    images_at += episode.to(tl.int64) * images * (h + 2) * (w + 2) * CHANNELS
+    corner = _corner(window, h, w)
+    largest = tl.zeros((WINDOWS, FILTERS), tl.float32)
+    for k in tl.static_range(4):
+        place = corner + (k // 2) * (w + 2) + k % 2
+        patches = _patches(images_at, place, there, w, K, CHANNELS, DTYPE)
+        largest = tl.maximum(largest, tl.dot(patches, filters) * scale[None, :] + shift[None, :])
+    place = (episode * windows + window).to(tl.int64)[:, None] * FILTERS + tl.arange(0, FILTERS)[None, :]
+    tl.store(y_at + place, largest, mask=there[:, None])
+
+
+@triton.jit
+def _larger(patches, filters, scale, shift, k, largest, chosen):  # type: ignore[no-untyped-def]
+    """Take place k of each window where its output is larger than those before."""
+    z = tl.dot(patches, filters) * scale[None, :] + shift[None, :]
+    return tl.maximum(largest, z), tl.where(z > largest, k, chosen)
+
+
+@triton.jit
+def _added(total, dy, chosen, k, patches, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Add g pᵀ for place k of each window."""
+    return tl.dot(tl.trans(tl.where(chosen == k, dy, 0.0).to(DTYPE)), patches, total)
+
+
+@triton.jit
+def _chosen_sums(  # type: ignore[no-untyped-def]
+    images_at, filters_at, mean_at, rstd_at, weight_at, bias_at, dy_at, chosen_at,
+    windows, images, h, w, programs,
+    LOOP: tl.constexpr, WINDOWS: tl.constexpr, K: tl.constexpr, CHANNELS: tl.constexpr,
+    FILTERS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Sum A = g pᵀ over a share of an episode's windows; g is dy where a place was the window's largest."""
+    program, episode = tl.program_id(0), tl.program_id(1)
+    scale, shift = _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, FILTERS)
+    filters = tl.trans(_filters(filters_at, K, FILTERS, DTYPE))
+    images_at += episode.to(tl.int64) * images * (h + 2) * (w + 2) * CHANNELS
+    filter_, entry = tl.arange(0, FILTERS), tl.arange(0, K)
+    total = tl.zeros((FILTERS, K), tl.float32)
+    for i in range(LOOP):
+        window = (program * LOOP + i) * WINDOWS + tl.arange(0, WINDOWS)
+        there = window < windows
+        corner = _corner(window, h, w)
+        below = corner + w + 2
+        p0 = _patches(images_at, corner, there, w, K, CHANNELS, DTYPE)
+        p1 = _patches(images_at, corner + 1, there, w, K, CHANNELS, DTYPE)
+        p2 = _patches(images_at, below, there, w, K, CHANNELS, DTYPE)
+        p3 = _patches(images_at, below + 1, there, w, K, CHANNELS, DTYPE)
+        largest = tl.zeros((WINDOWS, FILTERS), tl.float32)
+        chosen = tl.full((WINDOWS, FILTERS), -1, tl.int32)  # none where all are below zero
+        largest, chosen = _larger(p0, filters, scale, shift, 0, largest, chosen)
+        largest, chosen = _larger(p1, filters, scale, shift, 1, largest, chosen)
+        largest, chosen = _larger(p2, filters, scale, shift, 2, largest, chosen)
+        largest, chosen = _larger(p3, filters, scale, shift, 3, largest, chosen)
+        place = (episode * windows + window).to(tl.int64)[:, None] * FILTERS + filter_[None, :]
+        dy = tl.load(dy_at + place, mask=there[:, None], other=0.0).to(tl.float32)
+        total = _added(total, dy, chosen, 0, p0, DTYPE)
+        total = _added(total, dy, chosen, 1, p1, DTYPE)
+        total = _added(total, dy, chosen, 2, p2, DTYPE)
+        total = _added(total, dy, chosen, 3, p3, DTYPE)
+    at = chosen_at + (episode * programs + program) * FILTERS * K
+    tl.store(at + filter_[:, None] * K + entry[None, :], total)
+
+
+@triton.jit
+def _gradients(  # type: ignore[no-untyped-def]
+    chosen_at, gram_at, filters_at, mean_at, rstd_at, weight_at, dfilters_at, dweight_at, dbias_at, places,
+    EPISODES: tl.constexpr, K: tl.constexpr, CHANNELS: tl.constexpr, FILTERS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Turn A and G to gradients: dw = scale · (A − mean(g) Σp − mean(g x̂) Σ x̂ p), summed over episodes."""
+    entry, filter_ = tl.arange(0, K), tl.arange(0, FILTERS)
+    matrix = filter_[:, None] * K + entry[None, :]
+    filters = _filters(filters_at, K, FILTERS, DTYPE).to(tl.float32)
+    weight = tl.load(weight_at + filter_).to(tl.float32)
+    dfilters = tl.zeros((FILTERS, K), tl.float32)
+    dweight = tl.zeros((FILTERS,), tl.float32)
+    dbias = tl.zeros((FILTERS,), tl.float32)
+    for episode in range(EPISODES):
+        A = tl.load(chosen_at + episode * FILTERS * K + matrix)
+        gram = tl.load(gram_at + episode * K * K + entry[:, None] * K + entry[None, :])
+        mean = tl.load(mean_at + episode * FILTERS + filter_)
+        rstd = tl.load(rstd_at + episode * FILTERS + filter_)
+        sum_patch = _column(gram, 9 * CHANNELS, K)
+        sum_g = _column(A, 9 * CHANNELS, K)
+        sum_gx = rstd * (tl.sum(A * filters, axis=1) - mean * sum_g)  # Σ g x̂
+        x_patch = tl.dot(filters, gram, input_precision="ieee") - mean[:, None] * sum_patch[None, :]
+        x_patch = x_patch * rstd[:, None]  # Σ x̂ p
+        mean_g, mean_gx = sum_g / places, sum_gx / places
+        dfilters += (weight * rstd)[:, None] * (
+            A - mean_g[:, None] * sum_patch[None, :] - mean_gx[:, None] * x_patch
+        )
+        dweight += sum_gx
+        dbias += sum_g
+    tl.store(dfilters_at + matrix, dfilters)
+    tl.store(dweight_at + filter_, dweight)
+    tl.store(dbias_at + filter_, dbias)

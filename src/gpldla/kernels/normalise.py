@@ -1,0 +1,379 @@
+"""BatchNorm with what follows it in one pass, and their gradient in two.
+
+Plain operations read and write the largest tensors of a network eight times for this, and that is most of a
+training step. Statistics are those of each episode by itself, however many lie in one batch.
+
+A channel's value at a place is a row of memory (channels last), so images are read as rows [places, C].
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+PROGRAMS = 1024  # that share the reductions: a few for each of a GPU's processors
+ROWS = 32  # places, or windows of them, that a program looks at together
+
+
+def normalise(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    *,
+    offset: Tensor | None,
+    episodes: int,
+    momentum: float,
+    eps: float,
+    added: Tensor | None = None,
+    relu: bool = True,
+    pool: bool = False,
+) -> Tensor:
+    """Normalise x [episodes · n, C, h, w] by the statistics of each episode, then add, ReLU and max-pool.
+
+    weight, bias: [C]; the running statistics [C] move towards the mean over the episodes, in place
+    offset:       [C], what x lacks of the convolution's output: normalising takes it away, so that it counts
+                  for the running mean only. Its gradient is zero.
+    added:        [episodes · n, C, h, w], to be added to what was normalised
+    relu, pool:   whether a ReLU follows, and a 2×2 max-pool; only a ReLU without addition is pooled
+
+    Returns [episodes · n, C, h // 2, w // 2], or [episodes · n, C, h, w] without the pooling, channels last.
+    """
+    assert not pool or (relu and added is None)
+    return _Normalise.apply(
+        x, weight, bias, added, running_mean, running_var, offset, episodes, momentum, eps, relu, pool
+    )
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, x, weight, bias, added, running_mean, running_var, offset, episodes, momentum, eps, relu, pool
+    ):
+        x = x.contiguous(memory_format=torch.channels_last)
+        if added is not None:
+            added = added.contiguous(memory_format=torch.channels_last)
+        n, C, h, w = x.shape
+        images = n // episodes
+        places = images * h * w  # of an episode
+        programs = _programs(places, episodes)
+        partial = x.new_empty(2, episodes, programs, C, dtype=torch.float32)
+        mean, rstd = x.new_empty(2, episodes, C, dtype=torch.float32)
+        step = 2 if pool else 1
+        shape = (n, C, h // step, w // step)
+        y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+        windows = images * (h // step) * (w // step)
+        columns = _columns(C)
+        with torch.cuda.device(x.device):  # Triton launches on the current one
+            _sums[(programs, episodes, C // columns)](
+                x, partial, mean, places, programs, C,
+                ROWS=ROWS, COLUMNS=columns, LOOP=_loop(places, programs),
+            )  # fmt: skip
+            _statistics[(C // columns,)](
+                partial, mean, rstd, running_mean, running_var, offset, places, programs, C, momentum, eps,
+                EPISODES=episodes, PROGRAMS=triton.next_power_of_2(programs), COLUMNS=columns,
+                OFFSET=offset is not None,
+            )  # fmt: skip
+            if windows:
+                _apply[(triton.cdiv(windows, ROWS), episodes, C // columns)](
+                    x, added, y, mean, rstd, weight, bias, windows, images, h, w, C,
+                    ROWS=ROWS, COLUMNS=columns, STEP=step, RELU=relu, ADDED=added is not None,
+                )  # fmt: skip
+        # Whether a ReLU let something through shows in what came out; without an addition x says it, too.
+        ctx.save_for_backward(x, mean, rstd, weight, bias, y if added is not None else None)
+        ctx.episodes, ctx.step, ctx.relu = episodes, step, relu
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):  # type: ignore[no-untyped-def]
+        x, mean, rstd, weight, bias, y = ctx.saved_tensors
+        episodes, step = ctx.episodes, ctx.step
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        n, C, h, w = x.shape
+        images = n // episodes
+        places, windows = images * h * w, images * (h // step) * (w // step)
+        programs = _programs(windows, episodes)
+        partial = x.new_empty(2, episodes, programs, C, dtype=torch.float32)
+        of_bias, of_weight = x.new_empty(2, episodes, C, dtype=torch.float32)  # sums an episode
+        dweight, dbias = torch.empty_like(weight), torch.empty_like(bias)
+        dx = torch.empty_like(x, memory_format=torch.channels_last)
+        dadded = torch.empty_like(dx) if y is not None else None
+        columns = _columns(C)
+        all_windows = images * triton.cdiv(h, step) * triton.cdiv(w, step)  # cut off at the edge, too
+        kind = {"ROWS": ROWS, "COLUMNS": columns, "STEP": step, "RELU": ctx.relu, "ADDED": y is not None}
+        with torch.cuda.device(x.device):
+            _gradient_sums[(programs, episodes, C // columns)](
+                x, y, dy, partial, mean, rstd, weight, bias, windows, images, programs, h, w, C,
+                LOOP=_loop(windows, programs), **kind,
+            )  # fmt: skip
+            _gradient_statistics[(C // columns,)](
+                partial, of_bias, of_weight, dbias, dweight, programs, C,
+                EPISODES=episodes, PROGRAMS=triton.next_power_of_2(programs), COLUMNS=columns,
+            )  # fmt: skip
+            _gradient_apply[(triton.cdiv(all_windows, ROWS), episodes, C // columns)](
+                x,
+                y,
+                dy,
+                dx,
+                dadded,
+                mean,
+                rstd,
+                weight,
+                bias,
+                of_bias,
+                of_weight,
+                places,
+                images,
+                h,
+                w,
+                C,
+                **kind,
+            )
+        return dx, dweight, dbias, dadded, *[None] * 8
+
+
+def _columns(C: int) -> int:
+    """Return how many channels a program looks at; it divides C."""
+    for columns in (64, 32, 16):
+        if C % columns == 0:
+            return columns
+    raise ValueError(f"{C} channels are not a multiple of 16.")
+
+
+def _programs(rows: int, episodes: int) -> int:
+    """Return how many programs share the reduction of an episode."""
+    return max(1, min(triton.cdiv(rows, ROWS), PROGRAMS // episodes))
+
+
+def _loop(rows: int, programs: int) -> int:
+    return triton.cdiv(triton.cdiv(rows, programs), ROWS)
+
+
+@triton.jit
+def _sums(  # type: ignore[no-untyped-def]
+    x_at, partial_at, pivot_at, places, programs, C,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOOP: tl.constexpr,
+):  # fmt: skip
+    """Sum x − pivot and its square over a share of an episode's places; the pivot is the first place's x.
+
+    Near the mean squares lose no digits, and any x of the channel is near enough.
+    """
+    program, episode = tl.program_id(0), tl.program_id(1)
+    columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    first = x_at + episode.to(tl.int64) * places * C
+    pivot = tl.load(first + columns).to(tl.float32)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    squares = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for i in range(LOOP):
+        rows = (program * LOOP + i) * ROWS + tl.arange(0, ROWS)
+        there = (rows < places)[:, None]
+        x = tl.load(first + rows[:, None] * C + columns[None, :], mask=there, other=0.0).to(tl.float32)
+        x = tl.where(there, x - pivot[None, :], 0.0)
+        total += x
+        squares += x * x
+    place = (episode * programs + program) * C + columns
+    tl.store(partial_at + place, tl.sum(total, 0))
+    tl.store(partial_at + tl.num_programs(1) * programs * C + place, tl.sum(squares, 0))
+    if program == 0:
+        tl.store(pivot_at + episode * C + columns, pivot)
+
+
+@triton.jit
+def _statistics(  # type: ignore[no-untyped-def]
+    partial_at, mean_at, rstd_at, running_mean_at, running_var_at, offset_at,
+    places, programs, C, momentum, eps,
+    EPISODES: tl.constexpr, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
+    """Turn partial sums to mean and 1/σ of each episode, and move the running statistics.
+
+    Where the means go, the pivots are.
+    """
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    mean_of_all = tl.zeros((COLUMNS,), tl.float32)
+    var_of_all = tl.zeros((COLUMNS,), tl.float32)
+    for episode in range(EPISODES):
+        total, squares = _both_sums(partial_at, episode, EPISODES, programs, C, columns, PROGRAMS)
+        from_pivot = total / places
+        pivot = tl.load(mean_at + episode * C + columns)
+        var = tl.maximum(squares / places - from_pivot * from_pivot, 0.0)
+        tl.store(mean_at + episode * C + columns, pivot + from_pivot)
+        tl.store(rstd_at + episode * C + columns, tl.rsqrt(var + eps))
+        mean_of_all += pivot + from_pivot
+        var_of_all += var
+    mean_of_all = mean_of_all / EPISODES
+    var_of_all = var_of_all / EPISODES * (places / tl.maximum(places - 1, 1))  # as BatchNorm does, unbiased
+    if OFFSET:
+        mean_of_all += tl.load(offset_at + columns).to(tl.float32)
+    before_mean, before_var = tl.load(running_mean_at + columns), tl.load(running_var_at + columns)
+    tl.store(running_mean_at + columns, before_mean + momentum * (mean_of_all - before_mean))
+    tl.store(running_var_at + columns, before_var + momentum * (var_of_all - before_var))
+
+
+@triton.jit
+def _both_sums(partial_at, episode, episodes, programs, C, columns, PROGRAMS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Add up what the programs of an episode have summed: two rows [COLUMNS]."""
+    rows = tl.arange(0, PROGRAMS)
+    there = (rows < programs)[:, None]
+    place = (episode * programs + rows[:, None]) * C + columns[None, :]
+    second = partial_at + episodes * programs * C
+    return (
+        tl.sum(tl.load(partial_at + place, mask=there, other=0.0), 0),
+        tl.sum(tl.load(second + place, mask=there, other=0.0), 0),
+    )
+
+
+@triton.jit
+def _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, C, columns):  # type: ignore[no-untyped-def]
+    """Return what turns x to the normalised, scaled and shifted: x · scale + shift; and mean and 1/σ."""
+    mean = tl.load(mean_at + episode * C + columns)
+    rstd = tl.load(rstd_at + episode * C + columns)
+    scale = rstd * tl.load(weight_at + columns).to(tl.float32)
+    return scale, tl.load(bias_at + columns).to(tl.float32) - mean * scale, mean, rstd
+
+
+@triton.jit
+def _corner(windows, images, h, w, high, wide, episode, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the row of memory of each window's first place, and its place in the image."""
+    column = (windows % wide) * STEP
+    row = ((windows // wide) % high) * STEP
+    image = windows // (wide * high) + episode * images
+    return (image.to(tl.int64) * h + row) * w + column, row, column
+
+
+@triton.jit
+def _apply(  # type: ignore[no-untyped-def]
+    x_at, added_at, y_at, mean_at, rstd_at, weight_at, bias_at, windows, images, h, w, C,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, RELU: tl.constexpr, ADDED: tl.constexpr,
+):  # fmt: skip
+    """Normalise and add; or take the largest of each window; and nothing below zero."""
+    episode = tl.program_id(1)
+    columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    window = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = (window < windows)[:, None]
+    out = (episode * windows + window).to(tl.int64)[:, None] * C + columns[None, :]
+    scale, shift, _, _ = _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, C, columns)
+    if STEP == 1:
+        y = tl.load(x_at + out, mask=there, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+        if ADDED:
+            y += tl.load(added_at + out, mask=there, other=0.0).to(tl.float32)
+        if RELU:
+            y = tl.maximum(y, 0.0)
+    else:
+        corner, _, _ = _corner(window, images, h, w, h // STEP, w // STEP, episode, STEP)
+        y = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for k in tl.static_range(STEP * STEP):
+            place = (corner + (k // STEP) * w + k % STEP)[:, None] * C + columns[None, :]
+            x = tl.load(x_at + place, mask=there, other=0.0).to(tl.float32)
+            y = tl.maximum(y, x * scale[None, :] + shift[None, :])
+    tl.store(y_at + out, y, mask=there)
+
+
+@triton.jit
+def _chosen(  # type: ignore[no-untyped-def]
+    x_at, y_at, corner, w, C, columns, there, scale, shift,
+    STEP: tl.constexpr, RELU: tl.constexpr, ADDED: tl.constexpr,
+):  # fmt: skip
+    """Return which place of each window is the largest, its x, and whether something came out of it."""
+    place = corner[:, None] * C + columns[None, :]
+    chosen_x = tl.load(x_at + place, mask=there, other=0.0).to(tl.float32)
+    largest = chosen_x * scale[None, :] + shift[None, :]
+    chosen = tl.zeros(largest.shape, tl.int32)
+    for k in tl.static_range(1, STEP * STEP):
+        place = (corner + (k // STEP) * w + k % STEP)[:, None] * C + columns[None, :]
+        x = tl.load(x_at + place, mask=there, other=0.0).to(tl.float32)
+        z = x * scale[None, :] + shift[None, :]
+        chosen = tl.where(z > largest, k, chosen)
+        chosen_x = tl.where(z > largest, x, chosen_x)
+        largest = tl.maximum(largest, z)
+    if ADDED:
+        largest = tl.load(y_at + place, mask=there, other=0.0).to(tl.float32)
+    passed = largest > 0
+    if not RELU:
+        passed = passed | there
+    return chosen, chosen_x, passed
+
+
+@triton.jit
+def _gradient_sums(  # type: ignore[no-untyped-def]
+    x_at, y_at, dy_at, partial_at, mean_at, rstd_at, weight_at, bias_at, windows, images, programs, h, w, C,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, RELU: tl.constexpr, ADDED: tl.constexpr,
+    LOOP: tl.constexpr,
+):  # fmt: skip
+    """Sum dy, and dy times the normalised x, over a share of an episode's windows."""
+    program, episode = tl.program_id(0), tl.program_id(1)
+    columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    scale, shift, mean, rstd = _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, C, columns)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    products = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for i in range(LOOP):
+        window = (program * LOOP + i) * ROWS + tl.arange(0, ROWS)
+        there = (window < windows)[:, None]
+        corner, _, _ = _corner(window, images, h, w, h // STEP, w // STEP, episode, STEP)
+        _, x, passed = _chosen(x_at, y_at, corner, w, C, columns, there, scale, shift, STEP, RELU, ADDED)
+        place = (episode * windows + window).to(tl.int64)[:, None] * C + columns[None, :]
+        dy = tl.load(dy_at + place, mask=there, other=0.0).to(tl.float32)
+        dy = tl.where(passed, dy, 0.0)
+        total += dy
+        products += dy * ((x - mean[None, :]) * rstd[None, :])
+    place = (episode * programs + program) * C + columns
+    tl.store(partial_at + place, tl.sum(total, 0))
+    tl.store(partial_at + tl.num_programs(1) * programs * C + place, tl.sum(products, 0))
+
+
+@triton.jit
+def _gradient_statistics(  # type: ignore[no-untyped-def]
+    partial_at, of_bias_at, of_weight_at, dbias_at, dweight_at, programs, C,
+    EPISODES: tl.constexpr, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Turn partial sums to those of each episode, and to the gradients of bias and weight."""
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    dbias = tl.zeros((COLUMNS,), tl.float32)
+    dweight = tl.zeros((COLUMNS,), tl.float32)
+    for episode in range(EPISODES):
+        total, products = _both_sums(partial_at, episode, EPISODES, programs, C, columns, PROGRAMS)
+        tl.store(of_bias_at + episode * C + columns, total)
+        tl.store(of_weight_at + episode * C + columns, products)
+        dbias += total
+        dweight += products
+    tl.store(dbias_at + columns, dbias)
+    tl.store(dweight_at + columns, dweight)
+
+
+@triton.jit
+def _gradient_apply(  # type: ignore[no-untyped-def]
+    x_at, y_at, dy_at, dx_at, dadded_at, mean_at, rstd_at, weight_at, bias_at, of_bias_at, of_weight_at,
+    places, images, h, w, C,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, RELU: tl.constexpr, ADDED: tl.constexpr,
+):  # fmt: skip
+    """Dx = scale · (dy − mean(dy) − x̂ · mean(dy · x̂)), where dy reaches the chosen place of each window only.
+
+    Windows that stick out at the edge were not pooled: no dy reaches them.
+    """
+    episode = tl.program_id(1)
+    columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    high, wide = (h + STEP - 1) // STEP, (w + STEP - 1) // STEP
+    window = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    exists = window < images * high * wide
+    scale, shift, mean, rstd = _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, C, columns)
+    mean_dy = tl.load(of_bias_at + episode * C + columns) / places
+    mean_dy_x = tl.load(of_weight_at + episode * C + columns) / places
+    corner, row, column = _corner(window, images, h, w, high, wide, episode, STEP)
+    whole = (exists & (row + STEP <= h) & (column + STEP <= w))[:, None]
+    chosen, _, passed = _chosen(x_at, y_at, corner, w, C, columns, whole, scale, shift, STEP, RELU, ADDED)
+    image = window // (wide * high) + episode * images
+    pooled = ((image.to(tl.int64) * (h // STEP) + row // STEP) * (w // STEP) + column // STEP)[:, None] * C
+    dy = tl.load(dy_at + pooled + columns[None, :], mask=whole, other=0.0).to(tl.float32)
+    dy = tl.where(passed, dy, 0.0)
+    if ADDED:
+        tl.store(dadded_at + pooled + columns[None, :], dy, mask=whole)
+    for k in tl.static_range(STEP * STEP):
+        there = (exists & (row + k // STEP < h) & (column + k % STEP < w))[:, None]
+        place = (corner + (k // STEP) * w + k % STEP)[:, None] * C + columns[None, :]
+        x = (tl.load(x_at + place, mask=there, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
+        own = tl.where(chosen == k, dy, 0.0)
+        tl.store(
+            dx_at + place, scale[None, :] * (own - mean_dy[None, :] - x * mean_dy_x[None, :]), mask=there
+        )

@@ -1,0 +1,45 @@
+"""An exponential moving average of a model's weights, which does better than the weights themselves."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+
+class WeightAverage:
+    """Follows a model: average ← decay · average + (1 − decay) · weights, statistics included.
+
+    It starts from the weights after the first update. Counts are copied.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model = copy.deepcopy(model).requires_grad_(False)
+        self._decay, self._started = decay, False
+        self._floats, self._counts = _floats_and_counts(self.model)
+        self._from_floats, self._from_counts = _floats_and_counts(model)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the model's weights as they are now; a few operations for all of them."""
+        weight = 1 - self._decay if self._started else 1.0
+        self._started = True
+        for averages, values in zip(self._floats, self._from_floats):
+            torch._foreach_lerp_(averages, values, weight)
+        for count, value in zip(self._counts, self._from_counts):
+            count.copy_(value)
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from an average that was saved."""
+        self.model.load_state_dict(tensors)
+        self._started = True
+
+
+def _floats_and_counts(model: nn.Module) -> tuple[list[list[Tensor]], list[Tensor]]:
+    """Return what can be averaged, one list for each kind of number, and what cannot."""
+    tensors = [*model.parameters(), *model.buffers()]
+    floats = [t for t in tensors if t.is_floating_point()]
+    kinds = sorted({str(t.dtype) for t in floats})
+    return (
+        [[t.detach() for t in floats if str(t.dtype) == kind] for kind in kinds],
+        [t for t in tensors if not t.is_floating_point()],
+    )
