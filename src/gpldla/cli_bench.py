@@ -93,6 +93,26 @@ def bench_heads(
         console.print(table)
 
 
+@bench_app.command("training")
+def bench_training(device: Device = "auto", rounds: Rounds = 5, output: JsonFile = None) -> None:
+    """Time meta-training on generated photographs, beside what the hardware allows.
+
+    Example: gpldla bench training --device cuda
+    """
+    import torch
+
+    from gpldla.bench.training import bench_training, training_table
+    from gpldla.devices import torch_device
+    from gpldla.files import check_writable, write_json
+
+    if output is not None:
+        check_writable(output.parent)
+    results = bench_training(torch.device(torch_device(device)), rounds=rounds, reporter=Reporter(messages))
+    if output is not None:
+        write_json(output, results)
+    _wide_console().print(training_table(results))
+
+
 @bench_app.command("scaling")
 def bench_scaling(
     output: Annotated[

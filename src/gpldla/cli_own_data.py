@@ -92,8 +92,19 @@ def fit(
 def predict(
     classifier: Annotated[Path, typer.Argument(help="A file that `gpldla fit` wrote.")],
     items: Annotated[
-        list[str], typer.Argument(help="Pictures and folders of them; or texts, .txt and .csv files.")
+        list[str],
+        typer.Argument(
+            help="Pictures and folders of them; or texts, .txt and .csv files;"
+            " with --output also Parquet files, folders of them, or a data set."
+        ),
     ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Folder for Parquet files, for many items; goes on after a stop."
+        ),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="local, or ray for many processes, with --output.")] = "local",
     max_error: Annotated[
         float, typer.Option(min=0, max=1, help="Say 'unsure' where the expected error is larger.")
     ] = 0.25,
@@ -104,12 +115,24 @@ def predict(
     skip_bad: SkipBad = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print as CSV, one column a class.")] = False,
+    column: Annotated[
+        str | None, typer.Option(help="Column of Parquet files: picture bytes, embeddings or texts.")
+    ] = None,
+    chunk_size: Annotated[
+        int | None, typer.Option(min=1, help="Rows of each Parquet file that is written.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes of --engine ray; default: all that Ray has.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    data_root: Annotated[Path | None, typer.Option(help="Folder with the data sets.")] = None,
     cache: CacheFolder = None,
 ) -> None:
     """Print the probabilities of new pictures or texts, and 'unsure' where they do not suffice.
 
     Example: gpldla predict birds.safetensors new.jpg holidays/ --csv
+
+    Millions, on all cores or a cluster: gpldla predict birds.safetensors archive/ -o scores --engine ray
     """
     from gpldla.devices import torch_device
     from gpldla.heads.gpldla_auto import TaskPosterior
@@ -121,6 +144,32 @@ def predict(
         raise UserError("Choose one of --json and --csv.")
     if not 0 < prevalence < 1:
         raise UserError(f"--prevalence must lie between 0 and 1, not {prevalence}.")
+    if engine not in ("local", "ray"):
+        raise UserError(f"There is no engine {engine!r}; use local or ray.")
+    if workers is not None and engine != "ray":
+        raise UserError("--workers is for --engine ray.")
+    if output is not None:
+        if as_json or as_csv or text is not None:
+            raise UserError("--output writes Parquet; leave out --json, --csv and --text.")
+        if data_root is not None and not data_root.is_dir():
+            raise UserError(f"There is no folder {data_root}; name the folder that holds the data sets.")
+        _predict_in_bulk(
+            classifier,
+            items,
+            output,
+            engine=engine,
+            workers=workers,
+            device=device,
+            places=(data_root, cache),
+            settings={"max_error": max_error, "prevalence": prevalence, "skip_bad": skip_bad},
+            column=column,
+            chunk_size=chunk_size,
+        )
+        return
+    if engine == "ray" or column is not None or chunk_size is not None:
+        raise UserError(
+            "--engine ray, --column and --chunk-size need a folder for the answers: --output FOLDER."
+        )
     loaded = FewShotClassifier.load(classifier).to(torch_device(device))
     found = _items(items, loaded, text)
     if skip_bad and loaded.model.backbone.reads == "pictures":
@@ -141,6 +190,42 @@ def predict(
             writer.writerow([one.item, shown, f"{one.probability:.6f}", none, *values])
     else:
         _console().print(answers_table(answers))
+
+
+def _predict_in_bulk(
+    classifier: Path,
+    items: list[str],
+    output: Path,
+    *,
+    engine: str,
+    workers: int | None,
+    device: str,
+    places: tuple[Path | None, Path | None],
+    settings: dict[str, Any],
+    **how: Any,
+) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("pyarrow") is None:
+        raise UserError("--output needs PyArrow: pip install 'gpldla[scale]'.")
+    from gpldla.bulk import Settings, score_in_bulk
+    from gpldla.bulk_ray import RayEngine
+    from gpldla.data import Access, Places
+
+    access = Access(Places(*places), Reporter(messages), settings["skip_bad"])
+    finished = score_in_bulk(
+        classifier,
+        items,
+        output,
+        Settings(**settings),
+        access=access,
+        console=messages,
+        engine=RayEngine(workers, device, tell=access.report.say) if engine == "ray" else None,
+        device="cpu" if engine == "ray" else device,  # there the workers have the GPUs
+        **how,
+    )
+    if not finished:
+        raise typer.Exit(130)
 
 
 def export(
@@ -272,6 +357,8 @@ def _items(given: list[str], classifier: "FewShotClassifier", column: str | None
             if not found:
                 raise UserError(f"The folder {path} holds no pictures.")
             items += found
+        elif suffix == ".parquet" and path.is_file():
+            raise UserError(f"{path} is a Parquet file; its answers need a folder: --output FOLDER.")
         elif path.is_file():
             items.append(path)
         else:

@@ -16,6 +16,7 @@ from gpldla.calibration import (
     reliability,
 )
 from gpldla.data import Part, Protocol
+from gpldla.data.part_images import PartImages
 from gpldla.data.transforms import evaluation_images
 from gpldla.episodes import EpisodeSampler
 from gpldla.model import FewShotModel
@@ -68,8 +69,10 @@ class Predictions:
 class PartEvaluator:
     """A model's view of one part: represents each image once, when an episode first needs it."""
 
-    def __init__(self, model: FewShotModel, part: Part) -> None:
+    def __init__(self, model: FewShotModel, part: Part, images: PartImages | None = None) -> None:
+        """Look at a part; `images`: its images as they are kept from look to look."""
         self.model, self.part = model.eval(), part
+        self._images = images or PartImages(part, model.device, keep=False)
         self._row = torch.full((len(part.indices),), -1)  # of each image in _represented; -1: not there yet
         self._represented: Tensor | None = None
 
@@ -111,7 +114,7 @@ class PartEvaluator:
         """Return what is represented so far, with the images of these numbers among it."""
         new = numbers[self._row[numbers] < 0]
         known = [] if self._represented is None else [self._represented]
-        known += [self.model.represent(images) for images in _image_chunks(self.model, self.part, new)]
+        known += [self.model.represent(images) for images in _image_chunks(self.model, self._images, new)]
         self._represented = torch.cat(known)
         self._row[new] = torch.arange(len(self._represented) - len(new), len(self._represented))
         return self._represented
@@ -124,18 +127,17 @@ def mean_feature(model: FewShotModel, part: Part) -> Tensor:
     everything = torch.arange(len(part.indices))
     total = sum(
         model.backbone(images.contiguous(memory_format=torch.channels_last)).double().sum(0)
-        for images in _image_chunks(model, part, everything)
+        for images in _image_chunks(model, PartImages(part, model.device, keep=False), everything)
     )
     return cast(Tensor, total) / len(everything)
 
 
-def _image_chunks(model: FewShotModel, part: Part, numbers: Tensor) -> Iterator[Tensor]:
+def _image_chunks(model: FewShotModel, images: PartImages, numbers: Tensor) -> Iterator[Tensor]:
     """Yield images as the network wants them, a chunk at a time: the store may be larger than memory."""
     device, size = model.device, model.preprocessing.size
     at_once = max(1, min(_limit(IMAGES_AT_ONCE, device), _limit(INPUT_PIXELS_AT_ONCE, device) // size**2))
     for chunk in numbers.split(at_once) if len(numbers) else ():  # a GPU cannot resize no images
-        stored = torch.from_numpy(part.read(chunk.numpy())).to(device)
-        yield evaluation_images(stored, model.preprocessing)
+        yield evaluation_images(images[chunk], model.preprocessing)
 
 
 def _limit(limits: dict[str, int], device: torch.device) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from gpldla.backbones.episode_blocks import train_on_episodes
 from gpldla.data.part_images import PartImages
 from gpldla.model import FewShotModel
-from gpldla.running_statistics import episode_of_an_update
+from gpldla.running_statistics import count_batches, episode_of_an_update
 
 UPDATES_BEFORE_RECORDING = 3  # ordinary ones, in which libraries set up what they need
 
@@ -107,6 +107,7 @@ class GraphedUpdate:
         if together:
             loss, represented = self._loss(self._pixels, self._changes, self.episodes)
             self._backward(loss)
+            count_batches(self._model.backbone, self.episodes)
             self._represented = represented if self.episodes == 1 else represented[0]
             self._loss_sum += loss.detach() * self.episodes
         else:

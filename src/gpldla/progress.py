@@ -65,7 +65,7 @@ class Reporter:
 SILENT = Reporter()
 
 
-class TrainingProgress:
+class CountProgress:
     """Shows what is done, how much a second, the latest numbers and the time left."""
 
     def __init__(
@@ -88,7 +88,7 @@ class TrainingProgress:
             )
             self._task = self._bar.add_task("training", total=total, completed=done, rate="", numbers="")
 
-    def __enter__(self) -> "TrainingProgress":
+    def __enter__(self) -> "CountProgress":
         if self._bar:
             self._bar.start()
         return self

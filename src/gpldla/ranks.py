@@ -4,6 +4,7 @@ Each works on episodes of its own. Gradients and statistics are added up once an
 that it does not matter what a head did in between. For that reason the model is not wrapped in DDP.
 """
 
+import logging
 import os
 import subprocess
 import sys
@@ -68,6 +69,7 @@ class Ranks:
 
 def make_fabric(accelerator: str, devices: int, nodes: int, precision: str) -> Fabric:
     """Return Fabric for one process, or for many: started here, or by torchrun or SLURM."""
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces each step of its own
     devices, nodes = _as_launched(devices, nodes)
     settings: dict[str, Any] = {"accelerator": accelerator, "precision": precision}
     if accelerator == "cuda" and devices > torch.cuda.device_count():

@@ -7,6 +7,7 @@ in how many processes the episodes were seen.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -31,10 +32,11 @@ def episode_of_an_update(model: nn.Module, place: int, count: int) -> Iterator[N
 
 
 def count_batches(model: nn.Module, count: int) -> None:
-    """Let BatchNorm count batches that other processes have seen."""
-    for layer in _layers(model):
-        if layer.num_batches_tracked is not None and layer.training:
-            layer.num_batches_tracked.add_(count)
+    """Let BatchNorm count batches that it has not seen itself: those of other processes, or of a kernel."""
+    layers = [layer for layer in _layers(model) if layer.training]
+    counters = [layer.num_batches_tracked for layer in layers if layer.num_batches_tracked is not None]
+    if count and counters:
+        torch._foreach_add_(counters, count)
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from gpldla import checkpoint
+from gpldla import checkpoint, compiled_loss
 from gpldla.backbones import Backbone
-from gpldla.compiled_loss import WORTH_IT_FROM, compile_loss
 from gpldla.counter_random import mix, stream, uniforms
 from gpldla.data import Part
 from gpldla.data.part_images import PartImages
@@ -225,6 +224,11 @@ class EpisodeStage(Stage):
         self._graphed = self._make_graphed() if graphs else None
 
     @property
+    def images_an_episode(self) -> int:
+        """Support and query together."""
+        return len(self._labels) + len(self._query_labels)
+
+    @property
     def validate_every(self) -> int:
         """Episodes between looks at the validation classes."""
         return self.material.recipe.validate_every
@@ -288,12 +292,16 @@ class EpisodeStage(Stage):
         material, recipe = self.material, self.material.recipe
         own = len(material.ranks.share(self.episodes_an_update))
         share = own / self.episodes_an_update
-        if self.total >= WORTH_IT_FROM * self.episodes_an_update:
+        if self.total >= compiled_loss.WORTH_IT_FROM * self.episodes_an_update:
             batch = () if own == 1 else (own,)
             labels, query_labels = (y.expand(*batch, -1) for y in (self._labels, self._query_labels))
             head, backbone = material.model.head, material.model.backbone
             shape = backbone.map_shape if head.consumes == "maps" else (backbone.feature_dim,)
-            compile_loss(head, labels, query_labels, recipe.ways, shape)
+            compiled_loss.compile_loss(head, labels, query_labels, recipe.ways, shape)
+
+        def add_up() -> None:
+            self._add_up_gradients(material.model, share)
+            count_batches(material.model, self.episodes_an_update - own)
 
         def loss(pixels: Tensor, changes: Tensor, episodes: int) -> tuple[Tensor, Tensor]:
             images = material.change(pixels, changes)
@@ -306,7 +314,7 @@ class EpisodeStage(Stage):
             episodes=own,
             loss=loss,
             backward=lambda loss: material.fabric.backward(loss * share),
-            add_up=lambda: self._add_up_gradients(material.model, share),
+            add_up=add_up,
             take_step=self._take_step,
         )
 

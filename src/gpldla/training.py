@@ -17,13 +17,14 @@ from gpldla.backbones import backbone_preprocessing
 from gpldla.calibration import fit_temperature
 from gpldla.checkpoint import TrainingState
 from gpldla.data import Access, Places, Protocol, load_protocol
+from gpldla.data.part_images import PartImages
 from gpldla.errors import UserError
 from gpldla.evaluation import PartEvaluator, Predictions, Task, mean_feature, measure
 from gpldla.files import check_writable
 from gpldla.metrics import MetricsRecorder
 from gpldla.model import FewShotModel
 from gpldla.process import stop_signals
-from gpldla.progress import Reporter, TrainingProgress, say
+from gpldla.progress import CountProgress, Reporter, say
 from gpldla.ranks import lost_processes_are_named, make_fabric
 from gpldla.recipe import Recipe
 from gpldla.stages import BaseStage, EpisodeStage, Material, Stage, Window, episode_sampler
@@ -124,6 +125,7 @@ class _Run:
             self.model.double()
         self.material = Material(recipe, self.model, protocol.part("base"), fabric)
         self.ranks = self.material.ranks
+        self.validation_images = PartImages(self.validation_part, fabric.device)
         self.stages = _stages(recipe, self.model)
         if EpisodeStage in (stage.func for stage in self.stages):  # as for validation: said now
             episode_sampler(self.material)
@@ -141,7 +143,7 @@ class _Run:
         with stop_signals() as stopped:
             while True:
                 stage = self.stage
-                with TrainingProgress(
+                with CountProgress(
                     stage.total, stage.done, console, unit=stage.unit, enabled=show_progress
                 ) as progress:
                     if not self._run_stage(progress, stopped):
@@ -171,7 +173,7 @@ class _Run:
         self.model.load_state_dict(self.best_weights)
         self.stage = self.stages[number](self.material)
 
-    def _run_stage(self, progress: TrainingProgress, stopped: Callable[[], bool]) -> bool:
+    def _run_stage(self, progress: CountProgress, stopped: Callable[[], bool]) -> bool:
         stage, recipe = self.stage, self.recipe
         if stage.done >= stage.total:
             if self.ranks.is_first:
@@ -248,7 +250,8 @@ class _Run:
 
     def _predict(self, model: FewShotModel, task: Task, episodes: int, split: str) -> Predictions:
         """Answer episodes of the validation classes, each process some of them."""
-        evaluator, seed = PartEvaluator(model, self.validation_part), self.recipe.seed
+        evaluator = PartEvaluator(model, self.validation_part, self.validation_images)
+        seed = self.recipe.seed
         if self.ranks.count == 1:
             return evaluator.predict(task, episodes=episodes, seed=seed, split=split)
         bounds = [episodes * rank // self.ranks.count for rank in (self.ranks.number, self.ranks.number + 1)]

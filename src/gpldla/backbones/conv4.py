@@ -3,6 +3,7 @@
 import math
 from typing import ClassVar, cast
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpldla.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preprocessing, register_backbone
@@ -86,9 +87,18 @@ class Block(nn.Sequential, EpisodeBlock):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, channels, h, w] → [n, 64, h', w']."""
-        if not self.by_kernels:
+        if not self.training:
             return super().forward(x)
         convolution, norm, pool = cast(nn.Conv2d, self[0]), self[1], isinstance(self[2], nn.MaxPool2d)
+        if not self.by_kernels:
+            # BatchNorm takes the bias away again: its gradient is zero, and finding that out takes a pass
+            # over the largest tensor of the network. Through the weights it is zero at once.
+            bias = cast(Tensor, convolution.bias)
+            weight = convolution.weight + 0 * bias.view(-1, 1, 1, 1)
+            x = F.conv2d(x, weight, bias.detach(), padding=convolution.padding)
+            for layer in list(self)[1:]:
+                x = layer(x)
+            return x
         if x.shape[1] <= 3 and pool and convolution.padding == (1, 1) and not x.requires_grad:
             return self.first_convolved(x, convolution, norm)
         return self.convolved(x, convolution, norm, pool=pool)

@@ -14,15 +14,17 @@ class PartImages:
     """Gives images by their numbers in the part.
 
     On a GPU with room for all of them they are copied there once; else each request reads the store.
+
+    keep: False always reads the store, for images that are needed once
     """
 
-    def __init__(self, part: Part, device: torch.device | str) -> None:
+    def __init__(self, part: Part, device: torch.device | str, *, keep: bool = True) -> None:
         self._part, self._device = part, torch.device(device)
         shapes = part.image_set.shapes
         self._shapes = (
             None if shapes is None else torch.from_numpy(shapes[part.indices]).float().to(self._device)
         )
-        self._resident = self._copied() if self._fits() else None
+        self._resident = self._copied() if keep and self._fits() else None
 
     def __getitem__(self, numbers: Tensor) -> Tensor:
         """Return the images with these numbers, int64 [n] → uint8 [n, c, h, w]."""

@@ -138,8 +138,10 @@ def _trapezoid(mean: Tensor, var: Tensor, lowest: Tensor, highest: Tensor, n_poi
     t = torch.lerp(lowest.reshape(1, -1), highest.reshape(1, -1), steps)  # [T, Q]
 
     tiny = torch.finfo(mean.dtype).tiny
-    at_once = _at_once if 4 * C * t.numel() <= SMALL_MIXTURE else _one_by_one
-    distribution, density = at_once(finite_mean, var, t)  # F_j(t) and g_j(t)·√π, [C, T, Q]
+    # A graph serves any number of queries, and cannot choose by it.
+    small = not torch.compiler.is_compiling() and 4 * C * t.numel() <= SMALL_MIXTURE
+    mixture = _at_once if small else _one_by_one
+    distribution, density = mixture(finite_mean, var, t)  # F_j(t) and g_j(t)·√π, [C, T, Q]
     distribution = distribution.clamp_min(tiny)
 
     all_below_t = distribution.log().sum(0).exp()  # Π_j F_j(t), [T, Q]
