@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-long lint format clean
+.PHONY: help demo test test-long test-kernels lint format clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -16,6 +16,9 @@ test: lint ## lint, check types and run the tests
 
 test-long: .venv/dev-ready ## the slower tests as well
 	$(BIN)/pytest -n 2
+
+test-kernels: .venv/triton ## the GPU kernels, in Triton's interpreter, where there is no GPU
+	PYTHONPATH=.venv/triton $(BIN)/pytest -n 2 tests/test_kernels.py
 
 lint: .venv/dev-ready ## ruff and mypy
 	$(BIN)/ruff check .
@@ -35,6 +38,10 @@ format: .venv/dev-ready ## let ruff rewrite the code
 .venv/dev-ready: .venv/demo-ready
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
+
+# Large, and needed for one file of tests only: so not among the others.
+.venv/triton: .venv/dev-ready
+	$(BIN)/pip install --quiet --no-deps --target $@ triton==3.9.0
 
 clean: ## remove the set-up and what the demo wrote
 	rm -rf .venv demo

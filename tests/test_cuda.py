@@ -1,17 +1,27 @@
 """The same answers on a GPU, where there is one."""
 
+import json
+
 import pytest
 import torch
 
-from gpldla import training
+from gpldla import checkpoint, compiled_loss, kernels, training
+from gpldla.checkpoint import TrainingState
+from gpldla.compiled_loss import compile_loss
 from gpldla.episodes import EpisodeSampler
+from gpldla.errors import UserError
 from gpldla.evaluation import PartEvaluator, Task
+from gpldla.graphed_update import GraphedUpdate
 from gpldla.heads import create_head, list_heads, predictive
+from gpldla.heads.base import head_class
+from gpldla.metrics import METRICS
 from gpldla.model import FewShotModel
+from gpldla.stages import EpisodeStage
 from gpldla.training import train
 
 from .heads.head_contract import random_episode
 from .helpers import tiny_protocol, tiny_recipe, tiny_set, whole
+from .test_graphed_update import episodes_of_features, noisy_protocol
 from .test_training import StopAfter
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -94,3 +104,230 @@ def test_images_that_are_all_known_are_not_represented_again():
     task = Task(3, 2, 3)
     first, again = (evaluator.predict(task, episodes=50, seed=0, split="novel") for _ in range(2))
     assert torch.equal(first.log_prob, again.log_prob)
+
+
+# ---- training by CUDA graphs
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    """Noisy images, so that losses stay away from zero, and float32 that is float32, the same every time."""
+    monkeypatch.setattr(training, "load_protocol", noisy_protocol)
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    yield
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Count the updates that were recorded, or done so."""
+    updates = []
+    update = GraphedUpdate.update
+    monkeypatch.setattr(
+        GraphedUpdate, "update", lambda self, *args: updates.append(len(args[0])) or update(self, *args)
+    )
+    return updates
+
+
+def graphed_recipe(head="protonet", episodes_an_update=1, updates=10, **settings):
+    if head == "gpldla" and episodes_an_update > 1:
+        settings = {"head_predictive": "probit", **settings}  # noise is drawn for all episodes at once
+    defaults = {
+        "head": head,
+        "episodes_per_update": episodes_an_update,
+        "episodes": updates * episodes_an_update,
+        "log_every": episodes_an_update,
+        "validate_every": 5 * episodes_an_update,
+        "checkpoint_every": 4 * episodes_an_update,
+        "learning_rate": 1e-4,  # Adam turns rounding errors into steps of this size
+    }
+    return tiny_recipe(**{**defaults, **settings})
+
+
+def on_gpu(recipe, folder):
+    return train(recipe, folder, accelerator="cuda", show_progress=False)
+
+
+def plainly(recipe, folder):
+    """Train on the GPU, one operation after the other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GraphedUpdate, "serves", staticmethod(lambda model, device: False))
+        return on_gpu(recipe, folder)
+
+
+def recorded_rows(folder, key):
+    rows = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    return [row for row in rows if key in row]
+
+
+def losses(folder):
+    return [row["loss"] for row in recorded_rows(folder, "loss")]
+
+
+def last_weights(folder, group="model"):
+    return TrainingState.read(folder).tensors[group]
+
+
+@pytest.mark.parametrize("backbone", ["conv4s", "conv4", "resnet10"])
+@pytest.mark.parametrize("head", ["gpldla", "protonet"])
+@pytest.mark.parametrize(("episodes_an_update", "ema"), [(1, 0.5), (3, 0.5), (3, 0.0)])
+def test_graphed_training_is_plain_training(
+    tmp_path, exact, recorded, backbone, head, episodes_an_update, ema
+):
+    recipe = graphed_recipe(head, episodes_an_update, backbone=backbone, ema=ema)
+    plainly(recipe, tmp_path / "plain")
+    assert recorded == []
+    on_gpu(recipe, tmp_path / "graphed")
+    assert recorded == [episodes_an_update] * 10
+    expected = losses(tmp_path / "plain")
+    assert len(set(expected)) == 10
+    # Rounding grows from update to update, most in the deeper network.
+    tolerance = 3e-2 if backbone == "resnet10" else 3e-3
+    assert losses(tmp_path / "graphed") == pytest.approx(expected, rel=tolerance)
+    for group in ("model", "averaged") if ema else ("model",):
+        ours, theirs = (last_weights(tmp_path / way, group) for way in ("graphed", "plain"))
+        assert ours.keys() == theirs.keys()
+        for name in (name for name in theirs if name.endswith("running_var")):
+            assert (ours[name] - theirs[name]).norm() < 1e-2 * theirs[name].norm(), name
+
+
+@pytest.mark.parametrize("augment", ["none", "characters", "photographs"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true"])
+def test_graphed_training_is_plain_training_in_every_precision(tmp_path, exact, recorded, precision, augment):
+    recipe = graphed_recipe(episodes_an_update=2, backbone="conv4", precision=precision, augment=augment)
+    plainly(recipe, tmp_path / "plain")
+    on_gpu(recipe, tmp_path / "graphed")
+    assert recorded == [2] * 10
+    tolerance = {"32-true": 3e-3, "bf16-mixed": 5e-2, "64-true": 1e-6}[precision]
+    assert losses(tmp_path / "graphed") == pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
+
+
+@pytest.mark.parametrize("stop_after", [2, 5, 8])
+@pytest.mark.parametrize(("backbone", "episodes_an_update"), [("conv4s", 1), ("conv4", 3), ("resnet10", 2)])
+def test_graphed_training_resumes(
+    tmp_path, monkeypatch, exact, recorded, backbone, episodes_an_update, stop_after
+):
+    recipe = graphed_recipe(episodes_an_update=episodes_an_update, backbone=backbone)
+    on_gpu(recipe, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "stop_signals", lambda: StopAfter(stop_after))
+        part = on_gpu(recipe, tmp_path / "parts")
+    assert part.episodes == stop_after * episodes_an_update
+    assert on_gpu(recipe, tmp_path / "parts").finished
+    assert len(recorded) == 20
+    for group in ("model", "averaged"):
+        ours, theirs = (last_weights(tmp_path / way, group) for way in ("parts", "whole"))
+        for name, tensor in theirs.items():
+            torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-6, msg=name)
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+
+
+def test_a_last_update_of_fewer_episodes_goes_the_plain_way(tmp_path, monkeypatch, exact, recorded):
+    recipe = graphed_recipe(episodes_an_update=3, episodes=14)
+    ways = []
+    plain_update = EpisodeStage._update_plainly
+    monkeypatch.setattr(
+        EpisodeStage,
+        "_update_plainly",
+        lambda self, own, size: ways.append((list(own), size)) or plain_update(self, own, size),
+    )
+    on_gpu(recipe, tmp_path / "graphed")
+    assert recorded == [3] * 4
+    assert ways == [([12, 13], 2)]
+    plainly(recipe, tmp_path / "plain")
+    assert losses(tmp_path / "graphed") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)
+
+
+@pytest.mark.parametrize("backbone", ["conv4s", "resnet10"])
+def test_a_loss_that_is_no_number_is_noticed_at_the_next_report(tmp_path, exact, backbone):
+    recipe = graphed_recipe(
+        backbone=backbone, learning_rate=1e30, log_every=6, checkpoint_every=10, validate_every=0
+    )
+    with pytest.raises(UserError, match="The loss is not a number any more after 6 episodes; use a smaller"):
+        on_gpu(recipe, tmp_path)
+    assert not (tmp_path / checkpoint.FILE).exists()
+
+
+def test_metrics_of_graphed_training(tmp_path, exact):
+    recipe = graphed_recipe(episodes_an_update=2, updates=12, log_every=8)
+    on_gpu(recipe, tmp_path / "seldom")
+    on_gpu(graphed_recipe(episodes_an_update=2, updates=12), tmp_path / "often")
+    often, seldom = losses(tmp_path / "often"), losses(tmp_path / "seldom")
+    assert seldom == pytest.approx([sum(often[i : i + 4]) / 4 for i in (0, 4, 8)], rel=1e-5)
+    accuracies = [row["accuracy"] for row in recorded_rows(tmp_path / "seldom", "accuracy")]
+    assert len(accuracies) == 3
+    assert all(0 <= accuracy <= 100 for accuracy in accuracies)
+
+
+@pytest.mark.parametrize(
+    ("head", "options"),
+    [
+        *((name, {}) for name in list_heads()),
+        ("gpldla", {"head_predictive": "mc"}),
+        ("gpldla", {"head_predictive": "qmc"}),
+        ("gpldla", {"head_predictive": "quadrature"}),
+        ("gpldla", {"head_priors": "uniform"}),
+        ("gpldla", {"head_priors": [1.0, 2.0, 3.0]}),
+        ("gpldla-auto", {"base_classifier": "none"}),
+        ("protonet", {"head_normalize": True}),
+    ],
+)
+def test_every_head_trains(tmp_path, exact, head, options):
+    """Whether recorded or not; also past the update that records."""
+    recipe = graphed_recipe(head, 2, updates=6, base_epochs=1, base_batch=16, **options)
+    result = on_gpu(recipe, tmp_path)
+    assert result.finished
+    assert all(t.isfinite().all() for t in result.model.state_dict().values())
+
+
+def test_a_head_that_cannot_be_recorded_takes_the_plain_path(tmp_path, monkeypatch, exact, recorded):
+    monkeypatch.setattr(head_class("protonet"), "capturable", False)
+    on_gpu(graphed_recipe(), tmp_path)
+    assert recorded == []
+
+
+def test_where_triton_fails_plain_operations_train(tmp_path, monkeypatch, exact, recorded):
+    pytest.importorskip("triton")
+    from gpldla.kernels import first_block
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("no C compiler")
+
+    plainly(graphed_recipe(), tmp_path / "plain")
+    monkeypatch.setattr(kernels, "_failures", [])
+    monkeypatch.setattr(first_block, "convolve_normalise_relu_pool", broken)
+    with pytest.warns(UserWarning, match=r"Triton failed \(no C compiler\)"):
+        on_gpu(graphed_recipe(), tmp_path / "graphed")
+    assert len(recorded) == 10
+    assert losses(tmp_path / "graphed") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [None, 3])
+@pytest.mark.parametrize(("name", "options"), [("gpldla", {"predictive": "probit"}), ("protonet", {})])
+def test_the_compiled_loss_is_the_loss(name, options, count):
+    head = create_head(name, 8, **options).cuda().train()
+    inputs = [(t if count else t[0]).cuda() for t in episodes_of_features(3)]
+    labels, query_labels = inputs[2:]
+
+    def loss_and_gradients():
+        head.zero_grad()
+        support, query = (t.clone().requires_grad_() for t in inputs[:2])
+        loss = head.loss(support, labels, query, query_labels, 3, backbone=None)
+        loss.backward()
+        return [loss.detach(), *(t.grad.clone() for t in (support, query, *head.parameters()))]
+
+    plain = loss_and_gradients()
+    assert compile_loss(head, labels, query_labels, 3, (8,))
+    for ours, expected in zip(loss_and_gradients(), plain, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_training_with_a_compiled_loss_is_training(tmp_path, monkeypatch, exact, recorded):
+    recipe = graphed_recipe("gpldla", 3)
+    on_gpu(recipe, tmp_path / "plain")
+    monkeypatch.setattr(compiled_loss, "WORTH_IT_FROM", 1)
+    on_gpu(recipe, tmp_path / "compiled")
+    assert len(recorded) == 20
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)

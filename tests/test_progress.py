@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from gpldla import progress
-from gpldla.progress import SILENT, Reporter, TrainingProgress
+from gpldla.progress import SILENT, CountProgress, Reporter
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -13,7 +13,7 @@ def test_the_live_bar_shows_everything_in_a_narrow_window(width):
     buffer = io.StringIO()
     console = Console(file=buffer, force_terminal=True, width=width, color_system=None)
     numbers = {"loss": 0.6493, "accuracy": 85.25, "beta": 1.58, "beta_b": 0.472}
-    with TrainingProgress(60_000, 0, console) as progress:
+    with CountProgress(60_000, 0, console) as progress:
         progress.update(12_345, numbers)
         progress._bar.refresh()
     last = buffer.getvalue()

@@ -51,3 +51,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
         number, _, name = full_name.partition(".")
         state.setdefault(int(number), {})[name] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    for parameter, moments in optimizer.state.items():
+        for name, moment in moments.items():
+            if name != "step" and moment.shape == parameter.shape:
+                # Fused Adam goes through both as they lie in memory.
+                moments[name] = torch.empty_like(parameter).copy_(moment)

@@ -20,13 +20,13 @@ def compile_loss(
     labels [..., n], query_labels [..., q]: of the episodes to come; shape: of what it consumes, an example
     """
     plain: Callable[..., Any] = head.loss
-    compiled = torch.compile(plain, dynamic=False)
     batch, device = labels.shape[:-1], labels.device
     support, query = (
         torch.rand(*batch, y.shape[-1], *shape, device=device, requires_grad=True)
         for y in (labels, query_labels)
     )
     try:
+        compiled = torch.compile(plain, dynamic=False)
         compiled(support, labels, query, query_labels, n_way, backbone=None).backward()
     except Exception as error:  # whatever the compiler ran into, the plain loss is right
         warnings.warn(f"The head's loss could not be compiled ({error}); it runs as it is.", stacklevel=2)

@@ -9,10 +9,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gpldla import kernels
 from gpldla.backbones.episode_blocks import train_on_episodes
 from gpldla.data.part_images import PartImages
 from gpldla.model import FewShotModel
-from gpldla.running_statistics import count_batches, episode_of_an_update
+from gpldla.running_statistics import episode_of_an_update
 
 UPDATES_BEFORE_RECORDING = 3  # ordinary ones, in which libraries set up what they need
 
@@ -103,14 +104,16 @@ class GraphedUpdate:
             self._take_step()
 
     def _compute_gradients(self) -> None:
-        together = train_on_episodes(self._model.backbone, self.episodes)
-        if together:
-            loss, represented = self._loss(self._pixels, self._changes, self.episodes)
+        done = None
+        if train_on_episodes(self._model.backbone, self.episodes):
+            done = kernels.unless_it_fails(lambda: self._loss(self._pixels, self._changes, self.episodes))
+        if done is not None:
+            loss, represented = done
             self._backward(loss)
-            count_batches(self._model.backbone, self.episodes)
             self._represented = represented if self.episodes == 1 else represented[0]
             self._loss_sum += loss.detach() * self.episodes
         else:
+            train_on_episodes(self._model.backbone, 0)
             parts = zip(self._pixels.chunk(self.episodes), self._changes.chunk(self.episodes))
             for place, (pixels, changes) in enumerate(parts):
                 with episode_of_an_update(self._model, place, self.episodes):

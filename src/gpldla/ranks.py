@@ -26,6 +26,9 @@ from torch import Tensor, nn
 from gpldla.errors import RunError, UserError
 
 SECONDS_BETWEEN_LOOKS = 0.5  # at the processes that were started
+STARTED_BY = "GPLDLA_STARTED_BY"  # the first process of a node tells the others its id
+
+_over = threading.Event()  # nobody needs this process any more
 
 
 class Ranks:
@@ -48,7 +51,7 @@ class Ranks:
         """Replace tensors by their sums over all processes; one message for each kind of number."""
         if self.count == 1:
             return
-        for dtype in {tensor.dtype for tensor in tensors}:
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):  # in the same order everywhere
             alike = [tensor for tensor in tensors if tensor.dtype == dtype]
             message = torch.cat([tensor.detach().reshape(-1) for tensor in alike])
             message = cast(Tensor, self._fabric.all_reduce(message, reduce_op="sum"))
@@ -109,32 +112,52 @@ class _Launcher(_SubprocessScriptLauncher):
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
+            os.environ[STARTED_BY] = str(os.getpid())
             self._call_children_scripts()
             threading.Thread(target=_watch, args=(self.procs,), daemon=True).start()
+        elif os.environ.get(STARTED_BY, str(os.getpid())) != str(os.getpid()):
+            first = int(os.environ[STARTED_BY])
+            threading.Thread(target=_watch_the_first, args=(first,), daemon=True).start()
         _set_num_threads_if_needed(num_processes=self.num_processes)
         return function(*args, **kwargs)
 
 
 def _watch(processes: list[subprocess.Popen[bytes]]) -> None:
     """End this process as soon as one that it started has failed: the others may wait for it for ever."""
-    while any(process.poll() is None for process in processes):
-        for number, process in enumerate(processes, 1):
-            if process.poll():  # neither running nor ended well
-                how = (
-                    f"signal {-process.returncode}"
-                    if process.returncode < 0
-                    else f"code {process.returncode}"
-                )
-                print(
-                    f"gpldla: Process {number} of {len(processes) + 1} ended with {how}, so the run ends;"
-                    " the same command goes on from the last checkpoint.",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                for other in processes:
-                    other.kill()
-                os._exit(1)
+    while True:
+        codes = [process.poll() for process in processes]
+        failed = [(code, number) for number, code in enumerate(codes, 1) if code]
+        if failed:
+            code, number = min(failed)  # a signal before those that have only noticed
+            print(
+                f"gpldla: Process {number} of {len(processes) + 1} ended with"
+                f" {f'signal {-code}' if code < 0 else f'code {code}'}, so the run ends;"
+                " the same command goes on from the last checkpoint.",
+                file=sys.stderr,
+                flush=True,
+            )
+            for other in processes:
+                other.kill()
+            os._exit(1)
+        if None not in codes:
+            return
         time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def _watch_the_first(process: int) -> None:
+    """End this process some time after the one that started it: where they had not met, nobody else would."""
+    while os.getppid() == process:
+        if _over.wait(SECONDS_BETWEEN_LOOKS):
+            return
+    if _over.wait(6 * SECONDS_BETWEEN_LOOKS):  # it may notice by itself
+        return
+    print(
+        f"gpldla: Process {os.environ['LOCAL_RANK']} has lost the one that started it, so the run ends;"
+        " the same command goes on from the last checkpoint.",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
 
 
 @contextmanager
@@ -142,6 +165,10 @@ def lost_processes_are_named(fabric: Fabric) -> Iterator[None]:
     """Turn the failure of a message between processes into a sentence, and end their group at the end."""
     try:
         yield
+        if fabric.world_size > 1:
+            fabric.barrier()  # the first is still writing
+            torch.distributed.destroy_process_group()  # else the process may abort at its end
+            _over.set()
     except RuntimeError as error:
         if fabric.world_size == 1 or not _is_about_a_message(error):
             raise
@@ -150,9 +177,19 @@ def lost_processes_are_named(fabric: Fabric) -> Iterator[None]:
             f"Process {fabric.global_rank} of {fabric.world_size} cannot reach the others any more;"
             " the same command goes on from the last checkpoint."
         ) from None
-    if fabric.world_size > 1:
-        fabric.barrier()  # the first is still writing
-        torch.distributed.destroy_process_group()  # else the process may abort at its end
+
+
+@contextmanager
+def faults_are_said_once(fabric: Fabric) -> Iterator[None]:
+    """Let one process of each node speak of wrong input that all of them find."""
+    try:
+        yield
+    except UserError:
+        if fabric.local_rank == 0:
+            raise
+        _over.set()
+        time.sleep(4 * SECONDS_BETWEEN_LOOKS)  # else whoever watches may take this for a lost process
+        raise SystemExit(2) from None
 
 
 def _is_about_a_message(error: RuntimeError) -> bool:

@@ -245,7 +245,7 @@ class EpisodeStage(Stage):
         self._set_rates()
         size = min(self.episodes_an_update, self.total - self.done)
         own = [self.done + place for place in self.material.ranks.share(size)]
-        if self._graphed is not None and len(own) == self._graphed.episodes:
+        if self._graphed is not None and size == self.episodes_an_update:  # a smaller one has other shares
             numbers, changes = zip(*(self._episode(episode) for episode in own))
             self._graphed.update(torch.stack(numbers), torch.stack(changes), self._noise_seed(own[0]))
         else:

@@ -25,7 +25,7 @@ from gpldla.metrics import MetricsRecorder
 from gpldla.model import FewShotModel
 from gpldla.process import stop_signals
 from gpldla.progress import CountProgress, Reporter, say
-from gpldla.ranks import lost_processes_are_named, make_fabric
+from gpldla.ranks import faults_are_said_once, lost_processes_are_named, make_fabric
 from gpldla.recipe import Recipe
 from gpldla.stages import BaseStage, EpisodeStage, Material, Stage, Window, episode_sampler
 
@@ -72,17 +72,12 @@ def train(
     if accelerator == "auto":  # Fabric's own choice includes Apple's GPU, which has no float64
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     fabric = make_fabric(accelerator, devices, nodes, recipe.precision)
-    fabric.launch()
     with lost_processes_are_named(fabric):
+        fabric.launch()
         talks = fabric.global_rank == 0
-        with fabric.rank_zero_first(local=True):  # it packs what is missing, the others find it
-            protocol = load_protocol(
-                recipe.dataset,
-                size=backbone_preprocessing(recipe.backbone).size,
-                side=recipe.stored_side or None,
-                access=Access(places or Places(), Reporter(console if fabric.local_rank == 0 else None)),
-            )
-        run = _Run(recipe, folder, protocol, fabric)
+        with faults_are_said_once(fabric):
+            protocol = _load(recipe, places or Places(), fabric, console)
+            run = _Run(recipe, folder, protocol, fabric)
         if started is not None:
             run.restore(started)
             if talks and show_progress and not run.is_done:
@@ -91,6 +86,22 @@ def train(
             run.save()  # of many processes one is lost sooner: let there be a state to go on from
         finished = run.go(console, show_progress and talks)
         return TrainingResult(run.kept_model(), run.episodes, finished, talks)
+
+
+def _load(recipe: Recipe, places: Places, fabric: Fabric, console: Console) -> Protocol:
+    """Return the data; the first process of a node packs what is missing, the others find it."""
+    fault = None
+    with fabric.rank_zero_first(local=True):
+        try:
+            return load_protocol(
+                recipe.dataset,
+                size=backbone_preprocessing(recipe.backbone).size,
+                side=recipe.stored_side or None,
+                access=Access(places, Reporter(console if fabric.local_rank == 0 else None)),
+            )
+        except UserError as error:  # the others are waiting: let them come here too
+            fault = error
+    raise fault
 
 
 def _check_same_recipe(before: dict[str, Any], recipe: Recipe, folder: Path) -> None:
@@ -256,7 +267,7 @@ class _Run:
             return evaluator.predict(task, episodes=episodes, seed=seed, split=split)
         bounds = [episodes * rank // self.ranks.count for rank in (self.ranks.number, self.ranks.number + 1)]
         queries = task.ways * task.queries
-        log_prob = torch.zeros(episodes, queries, task.ways, device=self.fabric.device)
+        log_prob = torch.zeros(episodes, queries, task.ways, dtype=model.dtype, device=self.fabric.device)
         labels = torch.arange(task.ways).repeat_interleave(task.queries)
         if bounds[0] < bounds[1]:
             own = evaluator.predict(

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpldla.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preprocessing, register_backbone
-from gpldla.backbones.episode_blocks import EpisodeBlock
+from gpldla.backbones.episode_blocks import FEW_CHANNELS, EpisodeBlock
 
 FILTERS = 64
 
@@ -99,6 +99,6 @@ class Block(nn.Sequential, EpisodeBlock):
             for layer in list(self)[1:]:
                 x = layer(x)
             return x
-        if x.shape[1] <= 3 and pool and convolution.padding == (1, 1) and not x.requires_grad:
+        if x.shape[1] <= FEW_CHANNELS and pool and convolution.padding == (1, 1) and not x.requires_grad:
             return self.first_convolved(x, convolution, norm)
         return self.convolved(x, convolution, norm, pool=pool)

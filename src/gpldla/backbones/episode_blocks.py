@@ -9,6 +9,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gpldla import kernels
 
+FEW_CHANNELS = 3  # what the kernel for a first convolution takes
+
 
 class EpisodeBlock(nn.Module):
     """A part of a network whose BatchNorms can treat each episode of a batch by itself.
@@ -44,6 +46,8 @@ class EpisodeBlock(nn.Module):
 
     def _norm(self, norm: nn.Module) -> dict[str, Any]:
         norm = cast(nn.BatchNorm2d, norm)
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(self.episodes)
         names = ("weight", "bias", "running_mean", "running_var", "momentum", "eps")
         return {"episodes": self.episodes, **{name: getattr(norm, name) for name in names}}
 

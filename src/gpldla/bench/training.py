@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from gpldla.bench.timing import two_digits
 from gpldla.data.protocols import Part, Protocol
 from gpldla.data.store import ImageSet, open_store, write_store
 from gpldla.evaluation import ProtocolEvaluator, Task
+from gpldla.graphed_update import GraphedUpdate
 from gpldla.model import FewShotModel
 from gpldla.progress import SILENT, Reporter
 from gpldla.provenance import provenance
@@ -208,20 +210,19 @@ def _stage(case: Case, images: ImageSet, device: torch.device) -> EpisodeStage:
     fabric.launch()
     torch.manual_seed(0)
     model = FewShotModel(case.backbone).to(device)
-    model.head.capturable = case.graphs  # type: ignore[misc]
     part = Part(images, tuple(range(CLASSES)))
-    with _compiling(case.compiled):
+    with _means(case):
         return EpisodeStage(Material(recipe, model, part, fabric), frozen_backbone=False)
 
 
 @contextmanager
-def _compiling(wanted: bool) -> Iterator[None]:
-    before = compiled_loss.WORTH_IT_FROM
-    compiled_loss.WORTH_IT_FROM = 0 if wanted else 1 << 62
-    try:
+def _means(case: Case) -> Iterator[None]:
+    """Let stages that are made inside train by the means of a case."""
+    with (
+        patch.object(compiled_loss, "WORTH_IT_FROM", 0 if case.compiled else 1 << 62),
+        patch.object(GraphedUpdate, "serves", GraphedUpdate.serves if case.graphs else lambda *_: False),
+    ):
         yield
-    finally:
-        compiled_loss.WORTH_IT_FROM = before
 
 
 def _evaluation_seconds(images: ImageSet, device: torch.device, rounds: int) -> dict[str, Any]:

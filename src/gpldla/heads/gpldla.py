@@ -16,7 +16,14 @@ from gpldla.heads.rows import Rows
 class GPLDLA(LinearGP):
     """Closed-form Gaussian-process classification on (unit-length) features; options as in `LinearGP`."""
 
-    capturable = True
+    @property
+    def capturable(self) -> bool:  # type: ignore[override]
+        """Whether nothing looks at values or brings numbers along, as some options do."""
+        return (
+            type(self) is GPLDLA
+            and self.predictive in ("auto", "mc", "mc-logits", "probit")
+            and (self.priors is None or isinstance(self.priors, str))
+        )
 
     def find_mode(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> Mode:
         """Return the LDA surrogate of the MAP, at the scale that the prior expects."""

@@ -18,7 +18,6 @@ PROGRAMS = 1056  # that share a pass: eight for each of an H200's processors
 PLACES = 128  # that a program looks at together
 WINDOWS = 32  # of four places each
 LAUNCH = {"num_warps": 2, "num_stages": 1}  # measured: more of either is slower
-MOST_CHANNELS = 3
 
 
 def convolve_normalise_relu_pool(
@@ -35,7 +34,7 @@ def convolve_normalise_relu_pool(
     eps: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Take images [episodes · n, c, h, w] with c ≤ 3 through the first block; images get no gradient.
+    """Take images [episodes · n, c, h, w] of c ≤ 3 channels through the block; images get no gradient.
 
     kernel:       [C, c, 3, 3], of a convolution with stride and padding 1
     weight, bias: [C], of BatchNorm; its running statistics [C] move towards the mean over the episodes
@@ -74,7 +73,7 @@ class _FirstBlock(torch.autograd.Function):
         with torch.cuda.device(images.device):  # Triton launches on the current one
             _second_moments[(programs, episodes)](
                 padded, gram, places, h, w, programs, LOOP=_loop(places, programs, PLACES), PLACES=PLACES,
-                K=K, CHANNELS=c, DTYPE=_triton(dtype), **LAUNCH,
+                K=K, CHANNELS=c, DTYPE=_triton(dtype), PRECISION=_precision(), **LAUNCH,
             )  # fmt: skip
             gram = gram.sum(1)
             _statistics[(1,)](
@@ -83,7 +82,7 @@ class _FirstBlock(torch.autograd.Function):
             )  # fmt: skip
             _apply[(triton.cdiv(windows, WINDOWS), episodes)](
                 padded, filters, mean, rstd, weight, bias, y, windows, images_each, h, w,
-                WINDOWS=WINDOWS, DTYPE=_triton(dtype), **sizes, **LAUNCH,
+                WINDOWS=WINDOWS, DTYPE=_triton(dtype), PRECISION=_precision(), **sizes, **LAUNCH,
             )  # fmt: skip
         ctx.save_for_backward(padded, filters, gram, mean, rstd, weight, bias)
         ctx.episodes = episodes
@@ -106,7 +105,8 @@ class _FirstBlock(torch.autograd.Function):
         with torch.cuda.device(padded.device):
             _chosen_sums[(programs, episodes)](
                 padded, filters, mean, rstd, weight, bias, dy, chosen, windows, images_each, h, w, programs,
-                LOOP=_loop(windows, programs, WINDOWS), WINDOWS=WINDOWS, **sizes, **LAUNCH,
+                LOOP=_loop(windows, programs, WINDOWS), WINDOWS=WINDOWS, PRECISION=_precision(),
+                **sizes, **LAUNCH,
             )  # fmt: skip
             _gradients[(1,)](
                 chosen.sum(1), gram, filters, mean, rstd, weight, dfilters, dweight, dbias,
@@ -118,6 +118,11 @@ class _FirstBlock(torch.autograd.Function):
 
 def _triton(dtype: torch.dtype) -> tl.dtype:
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}[dtype]
+
+
+def _precision() -> str:
+    """Return how float32 is multiplied: as in other convolutions."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
 def _programs(places: int, episodes: int) -> int:
@@ -151,6 +156,7 @@ def _filters(filters_at, K: tl.constexpr, FILTERS: tl.constexpr, DTYPE: tl.const
 def _second_moments(  # type: ignore[no-untyped-def]
     images_at, gram_at, places, h, w, programs,
     LOOP: tl.constexpr, PLACES: tl.constexpr, K: tl.constexpr, CHANNELS: tl.constexpr, DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Sum p pᵀ over a share of an episode's places."""
     program, episode = tl.program_id(0), tl.program_id(1)
@@ -161,7 +167,7 @@ def _second_moments(  # type: ignore[no-untyped-def]
         row = number // w  # counted through all images
         place = (row + 2 * (row // h)) * (w + 2) + number % w
         patches = _patches(images_at, place, number < places, w, K, CHANNELS, DTYPE)
-        total = tl.dot(tl.trans(patches), patches, total)
+        total = tl.dot(tl.trans(patches), patches, total, input_precision=PRECISION)
     entry = tl.arange(0, K)
     at = gram_at + (episode * programs + program) * K * K
     tl.store(at + entry[:, None] * K + entry[None, :], total)
@@ -224,7 +230,7 @@ def _corner(window, h, w):  # type: ignore[no-untyped-def]
 def _apply(  # type: ignore[no-untyped-def]
     images_at, filters_at, mean_at, rstd_at, weight_at, bias_at, y_at, windows, images, h, w,
     WINDOWS: tl.constexpr, K: tl.constexpr, CHANNELS: tl.constexpr, FILTERS: tl.constexpr,
-    DTYPE: tl.constexpr,
+    DTYPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Convolve, normalise, take the largest of each window, and nothing below zero."""
     episode = tl.program_id(1)
@@ -238,22 +244,24 @@ def _apply(  # type: ignore[no-untyped-def]
     for k in tl.static_range(4):
         place = corner + (k // 2) * (w + 2) + k % 2
         patches = _patches(images_at, place, there, w, K, CHANNELS, DTYPE)
-        largest = tl.maximum(largest, tl.dot(patches, filters) * scale[None, :] + shift[None, :])
+        z = tl.dot(patches, filters, input_precision=PRECISION) * scale[None, :] + shift[None, :]
+        largest = tl.maximum(largest, z, propagate_nan=tl.PropagateNan.ALL)
     place = (episode * windows + window).to(tl.int64)[:, None] * FILTERS + tl.arange(0, FILTERS)[None, :]
     tl.store(y_at + place, largest, mask=there[:, None])
 
 
 @triton.jit
-def _larger(patches, filters, scale, shift, k, largest, chosen):  # type: ignore[no-untyped-def]
+def _larger(patches, filters, scale, shift, k, largest, chosen, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
     """Take place k of each window where its output is larger than those before."""
-    z = tl.dot(patches, filters) * scale[None, :] + shift[None, :]
+    z = tl.dot(patches, filters, input_precision=PRECISION) * scale[None, :] + shift[None, :]
     return tl.maximum(largest, z), tl.where(z > largest, k, chosen)
 
 
 @triton.jit
-def _added(total, dy, chosen, k, patches, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _added(total, dy, chosen, k, patches, DTYPE: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
     """Add g pᵀ for place k of each window."""
-    return tl.dot(tl.trans(tl.where(chosen == k, dy, 0.0).to(DTYPE)), patches, total)
+    g = tl.where(chosen == k, dy, 0.0).to(DTYPE)
+    return tl.dot(tl.trans(g), patches, total, input_precision=PRECISION)
 
 
 @triton.jit
@@ -261,7 +269,7 @@ def _chosen_sums(  # type: ignore[no-untyped-def]
     images_at, filters_at, mean_at, rstd_at, weight_at, bias_at, dy_at, chosen_at,
     windows, images, h, w, programs,
     LOOP: tl.constexpr, WINDOWS: tl.constexpr, K: tl.constexpr, CHANNELS: tl.constexpr,
-    FILTERS: tl.constexpr, DTYPE: tl.constexpr,
+    FILTERS: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Sum A = g pᵀ over a share of an episode's windows; g is dy where a place was the window's largest."""
     program, episode = tl.program_id(0), tl.program_id(1)
@@ -281,16 +289,16 @@ def _chosen_sums(  # type: ignore[no-untyped-def]
         p3 = _patches(images_at, below + 1, there, w, K, CHANNELS, DTYPE)
         largest = tl.zeros((WINDOWS, FILTERS), tl.float32)
         chosen = tl.full((WINDOWS, FILTERS), -1, tl.int32)  # none where all are below zero
-        largest, chosen = _larger(p0, filters, scale, shift, 0, largest, chosen)
-        largest, chosen = _larger(p1, filters, scale, shift, 1, largest, chosen)
-        largest, chosen = _larger(p2, filters, scale, shift, 2, largest, chosen)
-        largest, chosen = _larger(p3, filters, scale, shift, 3, largest, chosen)
+        largest, chosen = _larger(p0, filters, scale, shift, 0, largest, chosen, PRECISION)
+        largest, chosen = _larger(p1, filters, scale, shift, 1, largest, chosen, PRECISION)
+        largest, chosen = _larger(p2, filters, scale, shift, 2, largest, chosen, PRECISION)
+        largest, chosen = _larger(p3, filters, scale, shift, 3, largest, chosen, PRECISION)
         place = (episode * windows + window).to(tl.int64)[:, None] * FILTERS + filter_[None, :]
         dy = tl.load(dy_at + place, mask=there[:, None], other=0.0).to(tl.float32)
-        total = _added(total, dy, chosen, 0, p0, DTYPE)
-        total = _added(total, dy, chosen, 1, p1, DTYPE)
-        total = _added(total, dy, chosen, 2, p2, DTYPE)
-        total = _added(total, dy, chosen, 3, p3, DTYPE)
+        total = _added(total, dy, chosen, 0, p0, DTYPE, PRECISION)
+        total = _added(total, dy, chosen, 1, p1, DTYPE, PRECISION)
+        total = _added(total, dy, chosen, 2, p2, DTYPE, PRECISION)
+        total = _added(total, dy, chosen, 3, p3, DTYPE, PRECISION)
     at = chosen_at + (episode * programs + program) * FILTERS * K
     tl.store(at + filter_[:, None] * K + entry[None, :], total)
 

@@ -227,11 +227,14 @@ def _both_sums(partial_at, episode, episodes, programs, C, columns, PROGRAMS: tl
 
 @triton.jit
 def _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, C, columns):  # type: ignore[no-untyped-def]
-    """Return what turns x to the normalised, scaled and shifted: x · scale + shift; and mean and 1/σ."""
+    """Return what turns x to the normalised, scaled and shifted: (x − mean) · scale + shift; and 1/σ.
+
+    Subtracting first keeps the digits of a channel that hardly varies.
+    """
     mean = tl.load(mean_at + episode * C + columns)
     rstd = tl.load(rstd_at + episode * C + columns)
     scale = rstd * tl.load(weight_at + columns).to(tl.float32)
-    return scale, tl.load(bias_at + columns).to(tl.float32) - mean * scale, mean, rstd
+    return mean, scale, tl.load(bias_at + columns).to(tl.float32), rstd
 
 
 @triton.jit
@@ -254,37 +257,39 @@ def _apply(  # type: ignore[no-untyped-def]
     window = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = (window < windows)[:, None]
     out = (episode * windows + window).to(tl.int64)[:, None] * C + columns[None, :]
-    scale, shift, _, _ = _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, C, columns)
+    mean, scale, shift, _ = _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, C, columns)
     if STEP == 1:
-        y = tl.load(x_at + out, mask=there, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+        x = tl.load(x_at + out, mask=there, other=0.0).to(tl.float32)
+        y = (x - mean[None, :]) * scale[None, :] + shift[None, :]
         if ADDED:
             y += tl.load(added_at + out, mask=there, other=0.0).to(tl.float32)
         if RELU:
-            y = tl.maximum(y, 0.0)
+            y = tl.maximum(y, 0.0, propagate_nan=tl.PropagateNan.ALL)
     else:
         corner, _, _ = _corner(window, images, h, w, h // STEP, w // STEP, episode, STEP)
         y = tl.zeros((ROWS, COLUMNS), tl.float32)
         for k in tl.static_range(STEP * STEP):
             place = (corner + (k // STEP) * w + k % STEP)[:, None] * C + columns[None, :]
             x = tl.load(x_at + place, mask=there, other=0.0).to(tl.float32)
-            y = tl.maximum(y, x * scale[None, :] + shift[None, :])
+            z = (x - mean[None, :]) * scale[None, :] + shift[None, :]
+            y = tl.maximum(y, z, propagate_nan=tl.PropagateNan.ALL)
     tl.store(y_at + out, y, mask=there)
 
 
 @triton.jit
 def _chosen(  # type: ignore[no-untyped-def]
-    x_at, y_at, corner, w, C, columns, there, scale, shift,
+    x_at, y_at, corner, w, C, columns, there, mean, scale, shift,
     STEP: tl.constexpr, RELU: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
     """Return which place of each window is the largest, its x, and whether something came out of it."""
     place = corner[:, None] * C + columns[None, :]
     chosen_x = tl.load(x_at + place, mask=there, other=0.0).to(tl.float32)
-    largest = chosen_x * scale[None, :] + shift[None, :]
+    largest = (chosen_x - mean[None, :]) * scale[None, :] + shift[None, :]
     chosen = tl.zeros(largest.shape, tl.int32)
     for k in tl.static_range(1, STEP * STEP):
         place = (corner + (k // STEP) * w + k % STEP)[:, None] * C + columns[None, :]
         x = tl.load(x_at + place, mask=there, other=0.0).to(tl.float32)
-        z = x * scale[None, :] + shift[None, :]
+        z = (x - mean[None, :]) * scale[None, :] + shift[None, :]
         chosen = tl.where(z > largest, k, chosen)
         chosen_x = tl.where(z > largest, x, chosen_x)
         largest = tl.maximum(largest, z)
@@ -305,14 +310,16 @@ def _gradient_sums(  # type: ignore[no-untyped-def]
     """Sum dy, and dy times the normalised x, over a share of an episode's windows."""
     program, episode = tl.program_id(0), tl.program_id(1)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    scale, shift, mean, rstd = _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, C, columns)
+    mean, scale, shift, rstd = _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, C, columns)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     products = tl.zeros((ROWS, COLUMNS), tl.float32)
     for i in range(LOOP):
         window = (program * LOOP + i) * ROWS + tl.arange(0, ROWS)
         there = (window < windows)[:, None]
         corner, _, _ = _corner(window, images, h, w, h // STEP, w // STEP, episode, STEP)
-        _, x, passed = _chosen(x_at, y_at, corner, w, C, columns, there, scale, shift, STEP, RELU, ADDED)
+        _, x, passed = _chosen(
+            x_at, y_at, corner, w, C, columns, there, mean, scale, shift, STEP, RELU, ADDED
+        )
         place = (episode * windows + window).to(tl.int64)[:, None] * C + columns[None, :]
         dy = tl.load(dy_at + place, mask=there, other=0.0).to(tl.float32)
         dy = tl.where(passed, dy, 0.0)
@@ -357,12 +364,14 @@ def _gradient_apply(  # type: ignore[no-untyped-def]
     high, wide = (h + STEP - 1) // STEP, (w + STEP - 1) // STEP
     window = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     exists = window < images * high * wide
-    scale, shift, mean, rstd = _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, C, columns)
+    mean, scale, shift, rstd = _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, C, columns)
     mean_dy = tl.load(of_bias_at + episode * C + columns) / places
     mean_dy_x = tl.load(of_weight_at + episode * C + columns) / places
     corner, row, column = _corner(window, images, h, w, high, wide, episode, STEP)
     whole = (exists & (row + STEP <= h) & (column + STEP <= w))[:, None]
-    chosen, _, passed = _chosen(x_at, y_at, corner, w, C, columns, whole, scale, shift, STEP, RELU, ADDED)
+    chosen, _, passed = _chosen(
+        x_at, y_at, corner, w, C, columns, whole, mean, scale, shift, STEP, RELU, ADDED
+    )
     image = window // (wide * high) + episode * images
     pooled = ((image.to(tl.int64) * (h // STEP) + row // STEP) * (w // STEP) + column // STEP)[:, None] * C
     dy = tl.load(dy_at + pooled + columns[None, :], mask=whole, other=0.0).to(tl.float32)

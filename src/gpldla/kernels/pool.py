@@ -67,7 +67,7 @@ def _forward(  # type: ignore[no-untyped-def]
         place = ((image.to(tl.int64) * h + y) * w + x)[:, None] * C + columns[None, :]
         value = tl.load(x_at + place, mask=there[:, None], other=float("-inf")).to(tl.float32)
         chosen = tl.where(value > largest, k, chosen)
-        largest = tl.maximum(largest, value)
+        largest = tl.maximum(largest, value, propagate_nan=tl.PropagateNan.ALL)
     out = window.to(tl.int64)[:, None] * C + columns[None, :]
     tl.store(y_at + out, largest, mask=(window < windows)[:, None])
     tl.store(chosen_at + out, chosen.to(tl.uint8), mask=(window < windows)[:, None])
