@@ -90,13 +90,14 @@ def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor
 
     # The step should not exceed 0.8 of the narrowest spread among the classes that reach into the interval.
     narrowest = spread.masked_fill(upper < lowest, math.inf).amin(-1, keepdim=True)
-    steps = (highest - lowest) / narrowest / (0.8 * (FEWEST_POINTS - 1))  # in units of the fewest
-    doublings = steps.log2().ceil().clamp(0, 7).nan_to_num(0).squeeze(-1)
-    if torch.compiler.is_compiling():  # a graph cannot treat some queries otherwise than others
+    steps = (highest - lowest) / narrowest
+    fewest_steps = 0.8 * (FEWEST_POINTS - 1)
+    compiling = torch.compiler.is_compiling()
+    if not compiling and (not steps.numel() or steps.max().item() <= fewest_steps):  # as mostly
+        return _trapezoid(mean, var, lowest, highest, FEWEST_POINTS)
+    doublings = (steps / fewest_steps).log2().ceil().clamp(0, 7).nan_to_num(0).squeeze(-1)
+    if compiling:  # a graph cannot treat some queries otherwise than others
         return _trapezoid(mean, var, lowest, highest, FEWEST_POINTS * 2**doublings)
-    fewest, most = (extreme.item() for extreme in doublings.aminmax()) if doublings.numel() else (0, 0)
-    if fewest == most:
-        return _trapezoid(mean, var, lowest, highest, FEWEST_POINTS * 2 ** int(most))
     log_p = torch.empty_like(mean)
     for doubling in doublings.unique():
         rows = doublings == doubling
