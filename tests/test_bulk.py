@@ -22,6 +22,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import torch
 
+from gpldla import cli_own_data
 from gpldla.backbones.base import _BACKBONES
 from gpldla.bulk_sources import ParquetRows, PictureFiles, Unit
 from gpldla.model import FewShotClassifier, FewShotModel
@@ -269,9 +270,16 @@ class TestParquet:
         assert table["error" if "error" in table.column_names else "answer"].null_count == 0
 
 
+def test_ray_has_a_folder_by_default(monkeypatch, birds, made):
+    given = []
+    monkeypatch.setattr(cli_own_data, "_predict_in_bulk", lambda *args, **options: given.append(args))
+    assert call("predict", birds, made / "new", "--engine", "ray") == 0
+    assert given[0][2].name == f"{birds.stem}-scores"
+
+
 class TestRefused:
-    def test_no_folder_for_ray(self, refused, birds, made):
-        assert "--output FOLDER" in refused("predict", birds, made / "new", "--engine", "ray")
+    def test_no_folder_for_chunks(self, refused, birds, made):
+        assert "--output FOLDER" in refused("predict", birds, made / "new", "--chunk-size", 3)
 
     def test_no_folder_for_parquet(self, refused, birds, tmp_path):
         file = write_parquet(tmp_path / "rows.parquet", {"a": [1]})

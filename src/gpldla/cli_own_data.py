@@ -104,7 +104,9 @@ def predict(
             "--output", "-o", help="Folder for Parquet files, for many items; goes on after a stop."
         ),
     ] = None,
-    engine: Annotated[str, typer.Option(help="local, or ray for many processes, with --output.")] = "local",
+    engine: Annotated[
+        str, typer.Option(help="local, or ray for many processes, with --output; default: FILE-scores.")
+    ] = "local",
     max_error: Annotated[
         float, typer.Option(min=0, max=1, help="Say 'unsure' where the expected error is larger.")
     ] = 0.25,
@@ -148,6 +150,8 @@ def predict(
         raise UserError(f"There is no engine {engine!r}; use local or ray.")
     if workers is not None and engine != "ray":
         raise UserError("--workers is for --engine ray.")
+    if engine == "ray" and output is None:
+        output = Path(f"{classifier.stem}-scores")
     if output is not None:
         if as_json or as_csv or text is not None:
             raise UserError("--output writes Parquet; leave out --json, --csv and --text.")
@@ -166,10 +170,8 @@ def predict(
             chunk_size=chunk_size,
         )
         return
-    if engine == "ray" or column is not None or chunk_size is not None:
-        raise UserError(
-            "--engine ray, --column and --chunk-size need a folder for the answers: --output FOLDER."
-        )
+    if column is not None or chunk_size is not None:
+        raise UserError("--column and --chunk-size need a folder for the answers: --output FOLDER.")
     loaded = FewShotClassifier.load(classifier).to(torch_device(device))
     found = _items(items, loaded, text)
     if skip_bad and loaded.model.backbone.reads == "pictures":
