@@ -41,7 +41,8 @@ format: .venv/dev-ready ## let ruff rewrite the code
 
 # Large, and needed for one file of tests only: so not among the others.
 .venv/triton: .venv/dev-ready
-	$(BIN)/pip install --quiet --no-deps --target $@ triton==3.9.0
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $@ triton==3.9.0 || { rm -rf $@; exit 1; }
+	touch $@
 
 clean: ## remove the set-up and what the demo wrote
 	rm -rf .venv demo

@@ -134,6 +134,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", nargs=3, metavar=("WAY", "SEED", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if len(options.seeds) < 2:
+        parser.error("--seeds needs two or more, for a standard error")
     if options.one:
         way, seed, folder = options.one[0], int(options.one[1]), Path(options.one[2])
         numbers = train_and_evaluate(way, seed, options.episodes, folder)

@@ -290,7 +290,7 @@ class TestRefused:
         [
             (["--engine", "spark"], "There is no engine 'spark'; use local or ray."),
             (["--workers", 2], "--workers is for --engine ray."),
-            (["--csv"], "--output writes Parquet; leave out --json"),
+            (["--csv"], "--output and --engine ray write Parquet; leave out --json"),
             (["--column", "a"], "--column names a column of Parquet files"),
         ],
         ids=lambda value: str(value[0]) if isinstance(value, list) else "",

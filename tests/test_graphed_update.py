@@ -504,3 +504,14 @@ class TestCompiledLoss:
         batch = () if episodes_an_update == 1 else (3,)
         found = [(labels.shape, query_labels.shape, *rest) for _, labels, query_labels, *rest in calls]
         assert found == [((*batch, 3), (*batch, 6), 3, (64,))] * compiled
+
+
+def test_a_full_memory_is_no_fault_of_triton(monkeypatch):
+    monkeypatch.setattr(kernels, "_failures", [])
+
+    def full():
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        kernels.unless_it_fails(full)
+    assert kernels._failures == []

@@ -985,7 +985,6 @@ class TestRanks:
         one.add_up([tensor])
         assert tensor.tolist() == [1, 1]
         assert (one.any(True), one.any(False)) == (True, False)
-        one.wait_for_all()
 
     @pytest.mark.parametrize("count", [0, 1, 5, 8])
     def test_shares_are_fair_and_complete(self, count):

@@ -52,6 +52,13 @@ def test_leaves_a_model_that_loads(finished):
     assert loaded.info["recipe"]["ways"] == 3
 
 
+def test_the_prior_keeps_its_digits(finished):
+    folder, result = finished
+    assert result.model.head.log_beta.dtype == torch.float64
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert file.get_tensor("head.log_beta").dtype == torch.float64
+
+
 def test_metrics_are_recorded(finished):
     folder, _ = finished
     rows = metrics(folder)
@@ -118,6 +125,30 @@ def test_resuming_ends_with_the_same_numbers(tmp_path, monkeypatch, settings, st
         assert torch.equal(resumed.model.state_dict()[name], tensor), name
     assert resumed.model.temperature == uninterrupted.model.temperature
     assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+
+
+def test_averaged_weights_of_an_older_version_resume(tmp_path, monkeypatch, finished):
+    """They had other names."""
+    monkeypatch.setattr(training, "stop_signals", lambda: StopAfter(5))
+    run(tiny_recipe(), tmp_path)
+    monkeypatch.undo()
+    state = checkpoint.TrainingState.read(tmp_path)
+    averaged = {f"module.{name}": tensor for name, tensor in state.tensors["averaged"].items()}
+    state.tensors["averaged"] = averaged | {"n_averaged": torch.tensor(5)}
+    state.write(tmp_path)
+    monkeypatch.setattr(training, "load_protocol", tiny_protocol)
+    resumed = run(tiny_recipe(), tmp_path)
+    for name, tensor in finished[1].model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("head", "backbone"), [("gpldla", "conv4s"), ("relationnet", "conv4snp"), ("maml", "conv4s")]
+)
+def test_float64_serves_heads_of_every_kind(tmp_path, head, backbone):
+    result = run(tiny_recipe(head=head, backbone=backbone, precision="64-true", episodes=4), tmp_path)
+    assert result.finished
+    assert {p.dtype for p in result.model.parameters()} == {torch.float64}
 
 
 class StopAfter:

@@ -101,11 +101,14 @@ def predict(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Folder for Parquet files, for many items; goes on after a stop."
+            "--output",
+            "-o",
+            help="Folder for Parquet files, for many items; goes on after a stop."
+            " Default with --engine ray: FILE-scores.",
         ),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="local, or ray for many processes, with --output; default: FILE-scores.")
+        str, typer.Option(help="local, or ray for many processes; writes Parquet files.")
     ] = "local",
     max_error: Annotated[
         float, typer.Option(min=0, max=1, help="Say 'unsure' where the expected error is larger.")
@@ -154,7 +157,7 @@ def predict(
         output = Path(f"{classifier.stem}-scores")
     if output is not None:
         if as_json or as_csv or text is not None:
-            raise UserError("--output writes Parquet; leave out --json, --csv and --text.")
+            raise UserError("--output and --engine ray write Parquet; leave out --json, --csv and --text.")
         if data_root is not None and not data_root.is_dir():
             raise UserError(f"There is no folder {data_root}; name the folder that holds the data sets.")
         _predict_in_bulk(
@@ -170,8 +173,10 @@ def predict(
             chunk_size=chunk_size,
         )
         return
-    if column is not None or chunk_size is not None:
-        raise UserError("--column and --chunk-size need a folder for the answers: --output FOLDER.")
+    if column is not None or chunk_size is not None or data_root is not None:
+        raise UserError(
+            "--column, --chunk-size and --data-root need a folder for the answers: --output FOLDER."
+        )
     loaded = FewShotClassifier.load(classifier).to(torch_device(device))
     found = _items(items, loaded, text)
     if skip_bad and loaded.model.backbone.reads == "pictures":

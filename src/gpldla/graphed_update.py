@@ -58,7 +58,7 @@ class GraphedUpdate:
 
     @property
     def represented(self) -> Tensor:
-        """What the head saw of the first episode of the last update, [n + q, ...]."""
+        """What the head saw of an episode of the last update, [n + q, ...]."""
         return self._represented
 
     def update(self, numbers: Tensor, changes: Tensor, seed: int) -> None:
@@ -106,13 +106,13 @@ class GraphedUpdate:
     def _compute_gradients(self) -> None:
         done = None
         if train_on_episodes(self._model.backbone, self.episodes):
-            done = kernels.unless_it_fails(lambda: self._loss(self._pixels, self._changes, self.episodes))
+            done = kernels.unless_it_fails(self._compute_together)
         if done is not None:
             loss, represented = done
-            self._backward(loss)
             self._represented = represented if self.episodes == 1 else represented[0]
             self._loss_sum += loss.detach() * self.episodes
         else:
+            self._optimizer.zero_grad()  # of a try that failed halfway
             train_on_episodes(self._model.backbone, 0)
             parts = zip(self._pixels.chunk(self.episodes), self._changes.chunk(self.episodes))
             for place, (pixels, changes) in enumerate(parts):
@@ -121,3 +121,8 @@ class GraphedUpdate:
                 self._backward(loss / self.episodes)
                 self._loss_sum += loss.detach()
         train_on_episodes(self._model.backbone, 0)
+
+    def _compute_together(self) -> tuple[Tensor, Tensor]:
+        loss, represented = self._loss(self._pixels, self._changes, self.episodes)
+        self._backward(loss)  # whose kernels are built here
+        return loss, represented

@@ -60,14 +60,11 @@ class Ranks:
 
     def any(self, flag: bool) -> bool:
         """Say whether the flag is set in some process; all of them must ask."""
+        if self.count == 1:
+            return flag  # without waiting for a GPU
         total = torch.tensor([float(flag)], device=self._fabric.device)
         self.add_up([total])
-        return bool(total.item() > 0) if self.count > 1 else flag
-
-    def wait_for_all(self) -> None:
-        """Return when every process has come here."""
-        if self.count > 1:
-            self._fabric.barrier()
+        return bool(total.item() > 0)
 
 
 def make_fabric(accelerator: str, devices: int, nodes: int, precision: str) -> Fabric:

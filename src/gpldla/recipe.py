@@ -16,11 +16,8 @@ SHIPPED = Path(__file__).parent / "recipes"
 HEAD_OPTION = "head_"  # a key with this prefix goes to the head: head_n_samples = 10
 BASE_CLASSIFIERS = ("auto", "none", "linear", "cosine")
 SCHEDULES = ("constant", "cosine", "step")
-PRECISIONS = (
-    "32-true",
-    "bf16-mixed",
-    "64-true",
-)  # 16-mixed scales its loss by a state that checkpoints do not have
+# Not 16-mixed, which scales its loss by a state that checkpoints do not have.
+PRECISIONS = ("32-true", "bf16-mixed", "64-true")
 
 
 @dataclass(frozen=True)

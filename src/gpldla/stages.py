@@ -290,6 +290,7 @@ class EpisodeStage(Stage):
     def _make_graphed(self) -> GraphedUpdate | None:
         """Return what does whole updates on a GPU; a last one with fewer episodes goes the plain way."""
         material, recipe = self.material, self.material.recipe
+        material.model.train()  # the validation of a stage before has left it in evaluation
         own = len(material.ranks.share(self.episodes_an_update))
         share = own / self.episodes_an_update
         if self.total >= compiled_loss.WORTH_IT_FROM * self.episodes_an_update:
@@ -343,6 +344,7 @@ class EpisodeStage(Stage):
     @torch.no_grad()
     def _accuracy(self, represented: Tensor) -> float:
         """Return the accuracy in percent on what the head has seen of an episode, [n + q, ...]."""
+        represented = represented.to(self.material.model.dtype)  # Fabric answers in float32
         support, query = represented.split([len(self._labels), len(self._query_labels)])
         posterior = self.material.model.posterior(support, self._labels, self.material.recipe.ways)
         return 100 * (posterior.log_prob(query).argmax(-1) == self._query_labels).float().mean().item()

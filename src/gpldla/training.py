@@ -304,7 +304,9 @@ class _Run:
                 "seconds": round(self.seconds, 1),
                 "validation_accuracy": None if self.best_accuracy < 0 else self.best_accuracy,
             },
-        ).to(self.model.dtype)
+        )
+        if recipe.precision == "64-true":
+            model.double()
         model.load_state_dict(self.best_weights or self._current_model().state_dict())
         return model.to(self.fabric.device).eval()
 
@@ -351,7 +353,10 @@ class _Run:
         self.stage.restore_optimizer(state.tensors.get("optimizer", {}))
         self.stage.done = numbers["done"]
         if self.stage.average is not None and self.stage.done:
-            self.stage.average.restore(state.tensors["averaged"])
+            averaged = state.tensors["averaged"]  # of which older versions had other names
+            self.stage.average.restore(
+                {name.removeprefix("module."): t for name, t in averaged.items() if name != "n_averaged"}
+            )
         self.stage.window = Window(numbers["window"] if self.ranks.is_first else None)
         self.best_accuracy = numbers["best_accuracy"]
         self.temperature = numbers["temperature"]

@@ -162,3 +162,15 @@ def test_the_shipped_backbones():
 def test_an_unknown_backbone_suggests_the_nearest(wrong, nearest):
     with pytest.raises(UserError, match=f"There is no backbone '{wrong}'; did you mean '{nearest}'?"):
         create_backbone(wrong)
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen statistics"])
+def test_a_bias_counts_only_where_batchnorm_does_not_take_it_away(frozen):
+    network = create_backbone("conv4s").train()
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.train(not frozen)
+    network(torch.randn(4, 1, 28, 28)).square().sum().backward()
+    slopes = [p.grad.abs().max() for name, p in network.named_parameters() if name.endswith("0.bias")]
+    assert len(slopes) == 4
+    assert all((slope > 0) == frozen for slope in slopes)

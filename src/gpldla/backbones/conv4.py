@@ -87,9 +87,9 @@ class Block(nn.Sequential, EpisodeBlock):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, channels, h, w] → [n, 64, h', w']."""
-        if not self.training:
-            return super().forward(x)
         convolution, norm, pool = cast(nn.Conv2d, self[0]), self[1], isinstance(self[2], nn.MaxPool2d)
+        if not norm.training:
+            return super().forward(x)
         if not self.by_kernels:
             # BatchNorm takes the bias away again: its gradient is zero, and finding that out takes a pass
             # over the largest tensor of the network. Through the weights it is zero at once.

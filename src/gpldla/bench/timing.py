@@ -74,18 +74,19 @@ def two_digits(value: float) -> str:
 
 def _calls_within(call: Callable[[], object], device: torch.device, seconds: float) -> tuple[int, float]:
     """Call until the time is over; a GPU is waited for only now and then, and at the end."""
-    calls, batch, start = 0, 1, _now(device)
+    calls, batch, start = 0, 1, now(device)
     while True:
         for _ in range(batch):
             call()
         calls += batch
-        spent = _now(device) - start
+        spent = now(device) - start
         if spent >= seconds:
             return calls, spent
         batch = max(1, min(calls, int(calls * (seconds - spent) / spent)))
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
+    """Return the time when all work given to the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

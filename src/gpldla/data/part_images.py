@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gpldla.data.protocols import Part
 
-SHARE_OF_MEMORY = 0.5  # of what a GPU has free, at most, for images that stay there
+SHARE_OF_MEMORY = 0.25  # of what a GPU has free, at most, for the images of a part that stay there
 COPIED_AT_ONCE = 1 << 28  # bytes
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 Result = TypeVar("Result")
-_failures: list[Exception] = []
+_failures: list[str] = []
 
 
 def serve(tensor: Tensor) -> bool:
@@ -29,7 +29,9 @@ def unless_it_fails(launch: Callable[[], Result]) -> Result | None:
     """Run a kernel; None where Triton cannot build it, for want of a compiler mostly."""
     try:
         return launch()
+    except torch.cuda.OutOfMemoryError:  # no fault of Triton's
+        raise
     except Exception as error:  # whatever Triton ran into, plain operations give the same answer
-        _failures.append(error)
+        _failures.append(str(error))  # its traceback would keep the tensors of the failed call alive
         warnings.warn(f"Triton failed ({error}); plain operations take its place, slower.", stacklevel=3)
         return None

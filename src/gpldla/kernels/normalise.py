@@ -114,24 +114,9 @@ class _Normalise(torch.autograd.Function):
                 EPISODES=episodes, PROGRAMS=triton.next_power_of_2(programs), COLUMNS=columns,
             )  # fmt: skip
             _gradient_apply[(triton.cdiv(all_windows, ROWS), episodes, C // columns)](
-                x,
-                y,
-                dy,
-                dx,
-                dadded,
-                mean,
-                rstd,
-                weight,
-                bias,
-                of_bias,
-                of_weight,
-                places,
-                images,
-                h,
-                w,
-                C,
-                **kind,
-            )
+                x, y, dy, dx, dadded, mean, rstd, weight, bias, of_bias, of_weight,
+                places, images, h, w, C, **kind,
+            )  # fmt: skip
         return dx, dweight, dbias, dadded, *[None] * 8
 
 
