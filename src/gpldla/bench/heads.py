@@ -1,6 +1,5 @@
 """The paper's running-time table: from support and query features to the probabilities of the query."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor
 
-from gpldla.bench.timing import seconds_a_call
+from gpldla.bench.timing import seconds_a_call, two_digits
 from gpldla.heads import Head, create_head
 from gpldla.progress import SILENT, Reporter
 from gpldla.provenance import provenance
@@ -147,9 +146,4 @@ def heads_tables(results: dict[str, Any]) -> list[Table]:
 
 
 def _cell(row: dict[str, Any]) -> str:
-    return f"{_two_digits(row['us_an_episode'])} ({_two_digits(row['ratio'])})"
-
-
-def _two_digits(value: float) -> str:
-    """Write a number with at least two digits that matter."""
-    return f"{value:,.{max(0, 1 - math.floor(math.log10(value)))}f}"
+    return f"{two_digits(row['us_an_episode'])} ({two_digits(row['ratio'])})"
