@@ -325,6 +325,7 @@ class TestNormalise:
         case = NormaliseCase(activations(4, 25, 64, 42, 42), 4, Norm(64), pool=pool, dtype=dtype)
         first = case.kernel()
         assert_equal(first, case.kernel())
+        assert_agree(first, case.plain(), 1e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
 # ---- the first block
@@ -481,6 +482,7 @@ class TestFirstBlock:
         case = FirstBlockCase(pictures(100, 3, 84, 84), 4, Norm(64), dtype)
         first = case.kernel()
         assert_equal(first, case.kernel())
+        assert_agree(first, case.plain(), 1e-2 if dtype == torch.bfloat16 else 1e-4)
 
 
 # ---- the 3×3 max-pool
@@ -551,6 +553,7 @@ class TestMaxPool:
         x = normal(20, 64, 112, 112, seed=5).relu().to(dtype).to(DEVICE)
         first = pooled(max_pool_3x3, x)
         assert_equal(first, pooled(max_pool_3x3, x))
+        assert_agree(first, pooled(lambda x: F.max_pool2d(x, 3, 2, 1), x.cpu().double()), 1e-2)
 
 
 # ---- photographs

@@ -6,6 +6,7 @@ to the output. The same command cuts the same source in the same way, in any pro
 
 import hashlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -77,22 +78,22 @@ class Input:
     feature_dim: int | None
 
 
-class Source:
+class Source(ABC):
     """Where chunks come from. It is small, and goes to other processes; what it lists is in the units."""
 
     kind: Kind
 
+    @abstractmethod
     def survey(self, chunk_size: int) -> Survey:
         """List everything, cut into chunks of at most so many rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, unit: Unit) -> Iterator[tuple[int, pa.Table]]:
         """Yield the chunks of a unit with their numbers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def picture(self, content: bytes, mode: "Mode") -> "Image.Image":
         """Decode one content; raises whatever the decoder raises."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
