@@ -83,6 +83,10 @@ class TestSettings:
             ("schedule", "linear"),
             ("augment", "letters"),
             ("precision", "16-mixed"),
+            ("smallest_crop", 0.0),
+            ("smallest_crop", 1.1),
+            ("colour_jitter", -0.1),
+            ("colour_jitter", math.nan),
         ],
     )
     def test_an_impossible_value_is_named(self, key, value):

@@ -35,6 +35,8 @@ class Recipe:
     separate_groups: bool = False  # support and query of a class from different groups (font families)
     stored_side: int = 0  # of packed photographs, in pixels; 0: what suits the backbone
     augment: str = "none"  # what happens to training images: "none", "characters" or "photographs"
+    smallest_crop: float = 0.08  # of a photograph's area
+    colour_jitter: float = 0.4  # of photographs: brightness, contrast and saturation times 0.6 to 1.4
     episodes: int = 60_000
     episodes_per_update: int = 1
     seed: int = 0
@@ -90,6 +92,8 @@ class Recipe:
         _require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a number of 64 bits")
         for name in ("validation_episodes", "temperature_episodes"):
             _require(getattr(self, name) >= 2, name, getattr(self, name), "at least 2")
+        _require(0 < self.smallest_crop <= 1, "smallest_crop", self.smallest_crop, "more than 0, at most 1")
+        _require(0 <= self.colour_jitter <= 1, "colour_jitter", self.colour_jitter, "from 0 to 1")
         _require(0 <= self.stored_side <= 4096, "stored_side", self.stored_side, "from 0 to 4096")
         _require(self.validate_every >= 0, "validate_every", self.validate_every, "0 or more")
         _require(0 <= self.ema < 1, "ema", self.ema, "at least 0 and less than 1")

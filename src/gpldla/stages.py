@@ -17,7 +17,7 @@ from gpldla.backbones import Backbone
 from gpldla.counter_random import mix, stream, uniforms
 from gpldla.data import Part
 from gpldla.data.part_images import PartImages
-from gpldla.data.training_images import TRAINING_TRANSFORMS
+from gpldla.data.training_images import training_transform
 from gpldla.episodes import EpisodeSampler
 from gpldla.errors import UserError
 from gpldla.evaluation import Task
@@ -62,7 +62,10 @@ class Material:
     def __post_init__(self) -> None:
         self.ranks = Ranks(self.fabric)
         self.images = PartImages(self.part, self.fabric.device)
-        self._transform = TRAINING_TRANSFORMS[self.recipe.augment]
+        recipe = self.recipe
+        self._transform = training_transform(
+            recipe.augment, smallest_crop=recipe.smallest_crop, colour_jitter=recipe.colour_jitter
+        )
 
     def draw_changes(self, numbers: Tensor, keys: Tensor) -> Tensor:
         """Draw what happens to images with these numbers; it follows from their keys, int64 [n] both."""

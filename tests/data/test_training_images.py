@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gpldla.backbones import backbone_preprocessing
-from gpldla.data.training_images import TRAINING_TRANSFORMS
+from gpldla.data.training_images import TRAINING_TRANSFORMS, training_transform
 from gpldla.data.transforms import evaluation_images
 
 CONV4 = backbone_preprocessing("conv4")
@@ -62,3 +62,18 @@ def test_changes_can_be_drawn_for_many_images_at_once(name):
 def test_none_is_what_evaluation_does():
     images = stored()
     assert torch.equal(prepared("none", images), evaluation_images(images, CONV4))
+
+
+@pytest.mark.parametrize(("smallest_crop", "colour_jitter"), [(0.08, 0.4), (0.5, 0.1), (1.0, 0.0)])
+def test_photographs_change_as_much_as_asked_for(smallest_crop, colour_jitter):
+    transform = training_transform("photographs", smallest_crop=smallest_crop, colour_jitter=colour_jitter)
+    uniforms = torch.rand(2000, transform.numbers, generator=torch.Generator().manual_seed(0))
+    changes = transform.draw(uniforms, None, (100, 100))
+    area, factors = changes[:, 2] * changes[:, 3] / 100**2, changes[:, 5:]
+    assert area.min() == pytest.approx(smallest_crop, abs=0.02)
+    assert (factors - 1).abs().max() == pytest.approx(colour_jitter, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["none", "characters"])
+def test_nothing_of_that_concerns_other_images(name):
+    assert training_transform(name, smallest_crop=0.5, colour_jitter=0.1) is TRAINING_TRANSFORMS[name]

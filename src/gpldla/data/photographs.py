@@ -20,13 +20,19 @@ SMALLEST_AREA = 0.08  # of a box
 
 
 def draw_photograph_changes(
-    uniforms: Tensor, shapes: Tensor | None, stored: tuple[int, int], smallest_area: float = SMALLEST_AREA
+    uniforms: Tensor,
+    shapes: Tensor | None,
+    stored: tuple[int, int],
+    *,
+    smallest_area: float = SMALLEST_AREA,
+    strength: float = STRENGTH,
 ) -> Tensor:
     """Draw what happens to each photograph.
 
     uniforms: [n, PHOTOGRAPH_NUMBERS], random numbers from [0, 1)
     shapes:   [n, 2], height and width that the images had before they were stored; None: as they are stored
     stored:   height and width of the images
+    smallest_area, strength: of the boxes, as a part of the picture, and of the changes of colour
 
     Returns [n, 8]: top, left, height and width of a box in stored pixels, whether to mirror it (0 or 1), and
     the factors of brightness, contrast and saturation.
@@ -37,7 +43,7 @@ def draw_photograph_changes(
     # Boxes are drawn in the picture as it was, so that their ratio is that of what they show.
     boxes = random_boxes(of_boxes, true, smallest_area) * (sides / true).repeat(1, 2)
     mirrored = (of_sides < 0.5).float()
-    factors = 1 + STRENGTH * (2 * of_colours - 1)
+    factors = 1 + strength * (2 * of_colours - 1)
     return torch.cat([at_least_a_pixel(boxes, *stored), mirrored, factors], dim=1)
 
 

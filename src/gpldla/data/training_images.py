@@ -1,7 +1,8 @@
 """What stored images go through before training sees them, by the name that a recipe gives it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -69,3 +70,15 @@ TRAINING_TRANSFORMS = {
     "characters": TrainingTransform(CHARACTER_NUMBERS, _characters, _changed_characters),
     "photographs": TrainingTransform(PHOTOGRAPH_NUMBERS, draw_photograph_changes, _changed_photographs),
 }
+
+
+def training_transform(name: str, *, smallest_crop: float, colour_jitter: float) -> TrainingTransform:
+    """Return a transform by name, with what photographs go through as strong as asked for.
+
+    smallest_crop: of the area of a photograph; colour_jitter: 0.4 for factors from 0.6 to 1.4
+    """
+    transform = TRAINING_TRANSFORMS[name]
+    if name != "photographs":
+        return transform
+    draw = partial(draw_photograph_changes, smallest_area=smallest_crop, strength=colour_jitter)
+    return replace(transform, draw=draw)
