@@ -143,6 +143,11 @@ def class_one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
     return (labels.unsqueeze(-1) == classes).to(dtype)
 
 
+def looking_is_free(tensor: Tensor) -> bool:
+    """Say whether values may decide what is computed: a GPU would be waited for, a graph has none yet."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def check_episode(support: Tensor, labels: Tensor, n_way: int) -> None:
     """Say in a sentence what is wrong with a support set; looks at values only where that is free."""
     if n_way < 2:
@@ -158,8 +163,7 @@ def check_episode(support: Tensor, labels: Tensor, n_way: int) -> None:
         )
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise UserError(f"Support labels must be whole numbers from 0 to {n_way - 1}, not {labels.dtype}.")
-    if labels.device.type == "cpu" and labels.numel() and not torch.compiler.is_compiling():
-        # elsewhere a look means waiting
+    if labels.numel() and looking_is_free(labels):
         lowest, highest = (extreme.item() for extreme in torch.aminmax(labels))
         if lowest < 0 or highest >= n_way:
             raise UserError(

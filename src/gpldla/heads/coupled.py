@@ -39,7 +39,7 @@ class CoupledPosterior(Posterior):
     ) -> "CoupledPosterior":
         """Take the mode of a diagonal posterior and give it the covariance of its support set."""
         beta2, beta_b2 = beta.unsqueeze(-1) ** 2, beta_b.unsqueeze(-1) ** 2
-        p = (support.phi.dot(diagonal.weight_mean) + diagonal.bias_mean.unsqueeze(-2)).softmax(-1)
+        p = support.phi.dot(diagonal.weight_mean, diagonal.bias_mean).softmax(-1)
         K = beta2 * support.phi.gram() + beta_b2
         blocks = curvature_blocks(K, p if support.weights is None else p * support.weights)
         total = blocks.sum(-3)

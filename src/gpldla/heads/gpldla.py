@@ -27,17 +27,16 @@ class GPLDLA(LinearGP):
 
     def find_mode(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> Mode:
         """Return the LDA surrogate of the MAP, at the scale that the prior expects."""
-        phi, member, counts, log_pi, _ = support
-        present = counts > 0
-        n_present = present.sum(-1, keepdim=True)
-        share = member / counts.where(present, 1).unsqueeze(-2)
+        phi, n_present = support.phi, support.n_present()
+        share = support.member / support.fill_absent(support.counts, 1).unsqueeze(-2)
         mu = phi.weighted_sum(share)  # Eq. 14 (lda_estim), [..., C, d]
-        mu_norm2 = torch.linalg.vector_norm(mu, dim=-1).square()  # [..., C]
+        mu_norm2 = mu.square().sum(-1)  # [..., C]
         sigma2 = self.class_variance(phi, mu_norm2.sum(-1, keepdim=True) / n_present, beta)  # [..., 1]
         w = mu / sigma2.unsqueeze(-1)  # Eq. 19 (w_optim), [..., C, d]
-        b_hat = (log_pi - mu_norm2 / (2 * sigma2)).masked_fill(~present, 0)  # Eq. 17 (lda_co), [..., C]
-        alpha = -b_hat.sum(-1, keepdim=True) / n_present  # Eq. 20 (b_optim)
-        return Mode(w, b_hat + alpha, sigma2.squeeze(-1))
+        b_hat = torch.addcdiv(support.log_pi, mu_norm2, sigma2, value=-0.5)  # Eq. 17 (lda_co), [..., C]
+        b_hat = support.fill_absent(b_hat, 0)
+        b = b_hat - b_hat.sum(-1, keepdim=True) / n_present  # Eq. 20 (b_optim), [..., C]
+        return Mode(w, b, sigma2.squeeze(-1))
 
     def class_variance(self, phi: Rows, mean_norm2: Tensor, beta: Tensor) -> Tensor:
         """Return σ²* = rms‖μ‖ / (β√d), Eq. 18-19 (w_norm, w_optim), from the mean of ‖μ_j‖² [..., 1].

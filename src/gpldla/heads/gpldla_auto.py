@@ -14,7 +14,7 @@ from gpldla.heads.coupled import CoupledPosterior
 from gpldla.heads.function_space import newton_step
 from gpldla.heads.gpldla import GPLDLA
 from gpldla.heads.leave_one_out import LeftOut, leave_one_out
-from gpldla.heads.linear_gp import LabelledFeatures, LinearGPPosterior, Mode, Predictive
+from gpldla.heads.linear_gp import LabelledFeatures, LinearGPPosterior, Mode, Predictive, classes_without
 from gpldla.heads.predictive import quadrature
 from gpldla.heads.rows import Rows
 from gpldla.heads.task_space import TaskSpace, mean_of_class_means, within_class_directions
@@ -208,7 +208,7 @@ class GPLDLAAuto(GPLDLA):
         """
         posterior = self.posterior(labelled, beta, self.log_beta_b.exp().to(beta.dtype))
         phi = labelled.phi.every(every)
-        var = phi.squared_dot(posterior.weight_var) + posterior.bias_var.unsqueeze(-2)
+        var = phi.squared_dot(posterior.weight_var, posterior.bias_var)
         return quadrature(left_out.every(every).mean(beta.squeeze(-1) if beta.ndim else beta), var)
 
     def _left_out_score(self, labelled: LabelledFeatures, left_out: LeftOut, beta: Tensor) -> Tensor:
@@ -233,8 +233,7 @@ class GPLDLAAuto(GPLDLA):
             torch.tensor([0.0, *(0.5**k for k in range(8))]).to(K).view(-1, *(1,) * mode.b.ndim)
         )  # [9, ..., 1]
 
-        def logits(w: Tensor, b: Tensor) -> Tensor:
-            return support.phi.dot(w) + b.unsqueeze(-2)
+        logits = support.phi.dot
 
         def move(w: Tensor, b: Tensor, to_w: Tensor, to_b: Tensor) -> tuple[Tensor, Tensor]:
             """Go from (w, b) by the best length of the step (to_w, to_b)."""
@@ -268,9 +267,8 @@ class GPLDLAAuto(GPLDLA):
         """Collect a support set that is in the task's space already: [..., n, d], [..., n, C], [..., n]."""
         counts = member.sum(-2)
         phi = Rows.of(z, normalize=self.normalize)
-        return LabelledFeatures(
-            phi, member, counts, self._log_priors(counts), None if weights is None else weights.unsqueeze(-1)
-        )
+        times = None if weights is None else weights.unsqueeze(-1)
+        return LabelledFeatures(phi, member, counts, self._log_priors(counts), classes_without(counts), times)
 
 
 @dataclass

@@ -45,7 +45,7 @@ class Laplace(LinearGP):
 
     def find_mode(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> Mode:
         """Return w = β²Φᵀa and b = β_b²Σa, where f = Ka is the mode in function space."""
-        phi, member, counts, _, _ = support
+        phi, member, counts = support.phi, support.member, support.counts
         K = (
             beta.unsqueeze(-1) ** 2 * phi.gram() + beta_b.unsqueeze(-1) ** 2
         )  # one kernel for all classes, [..., n, n]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gpldla.errors import UserError, did_you_mean
 from gpldla.heads import predictive
-from gpldla.heads.base import Head, Posterior, check_episode, class_one_hot
+from gpldla.heads.base import Head, Posterior, check_episode, class_one_hot, looking_is_free
 from gpldla.heads.rows import Rows
 
 Predictive = Literal["auto", "mc", "mc-logits", "quadrature", "qmc", "probit"]
@@ -35,13 +35,23 @@ class LabelledFeatures(NamedTuple):
     """A support set: φ [..., n, d], membership [..., n, C], counts n_j and log priors log π_j [..., C].
 
     The membership of an example that counts several times is that number, not one.
+    absent [..., C]: which classes have no examples; None where all are known to have some
     """
 
     phi: Rows
     member: Tensor
     counts: Tensor
     log_pi: Tensor
+    absent: Tensor | None
     weights: Tensor | None = None  # [..., n, 1]: how often each example counts, where that is not once
+
+    def fill_absent(self, values: Tensor, value: float) -> Tensor:
+        """Return values [..., C] with another one for classes without examples."""
+        return values if self.absent is None else values.masked_fill(self.absent, value)
+
+    def n_present(self) -> Tensor | int:
+        """Return how many classes have examples, a number or [..., 1]."""
+        return self.counts.shape[-1] if self.absent is None else (~self.absent).sum(-1, keepdim=True)
 
 
 class Mode(NamedTuple):
@@ -113,7 +123,8 @@ class LinearGP(Head):
         counts = member.sum(-2)  # n_j, [..., C]
         phi = Rows.of(support, normalize=self.normalize)  # [..., n, d]
         beta, beta_b = self.log_beta.exp().to(support.dtype), self.log_beta_b.exp().to(support.dtype)
-        return self.posterior(LabelledFeatures(phi, member, counts, self._log_priors(counts)), beta, beta_b)
+        labelled = LabelledFeatures(phi, member, counts, self._log_priors(counts), classes_without(counts))
+        return self.posterior(labelled, beta, beta_b)
 
     def posterior(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> "LinearGPPosterior":
         """Return the Laplace posterior for a given prior; β and β_b are numbers, or [..., 1] for batches."""
@@ -124,9 +135,8 @@ class LinearGP(Head):
     ) -> "LinearGPPosterior":
         """Return the Laplace posterior around a mode."""
         w, sigma2 = mode.w, mode.sigma2
-        b = mode.b.masked_fill(support.counts == 0, -math.inf)
-
-        p = (support.phi.dot(w) + b.unsqueeze(-2)).softmax(-1)  # p(y=j | F*(x)), [..., n, C]
+        b = support.fill_absent(mode.b, -math.inf)
+        p = support.phi.dot(w, b).softmax(-1)  # p(y=j | F*(x)), [..., n, C]
         a = p - p.square()  # a*(x, y, j)
         if support.weights is not None:
             a = a * support.weights
@@ -161,7 +171,12 @@ class LinearGP(Head):
             if given.shape != counts.shape[-1:]:
                 raise UserError(f"priors must be {counts.shape[-1]} positive numbers, one a class.")
             weights = given * (counts > 0)
-        return weights.log() - weights.sum(-1, keepdim=True).log()
+        return weights.log().log_softmax(-1)
+
+
+def classes_without(counts: Tensor) -> Tensor | None:
+    """Return which classes have no examples [..., C]; None where a look has shown that all have some."""
+    return None if looking_is_free(counts) and counts.all().item() else counts == 0
 
 
 def _is_uniform(priors: object) -> bool:
@@ -217,14 +232,14 @@ class LinearGPPosterior(Posterior):
 
     def _logits(self, query: Tensor, w: Tensor, b: Tensor, V: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         phi = Rows.of(query, normalize=self.normalize)
-        return phi.dot(w) + b.unsqueeze(-2), phi.squared_dot(V) + v.unsqueeze(-2)
+        return phi.dot(w, b), phi.squared_dot(V, v)
 
     def log_prob(self, query: Tensor) -> Tensor:
         """Return log p(y | x, S) [..., q, C] for query features [..., q, d], Eq. 21 (predictive)."""
         if self.predictive == "mc":
             weights, biases = self._weight_draws()
             phi = Rows.of(query, normalize=self.normalize)
-            return predictive.log_mean_softmax(phi.dot(weights) + biases.unsqueeze(-2))
+            return predictive.log_mean_softmax(phi.dot(weights, biases))
         mean, var = self.logits(query)
         if self.predictive == "mc-logits":
             return predictive.monte_carlo(mean, var, self.n_samples, self.generator)

@@ -80,29 +80,35 @@ def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor
         C = mean.shape[-1]
         chunks = (t.reshape(-1, C).split(max(1, LOGITS_AT_ONCE // C)) for t in (mean, var))
         return torch.cat([quadrature(m, v, n_points) for m, v in zip(*chunks)]).view(mean.shape)
+    C = mean.shape[-1]
+    log_p = _integral(mean.reshape(-1, C).T.contiguous(), var.reshape(-1, C).T.contiguous(), n_points)
+    return log_p.T.reshape(mean.shape)
+
+
+def _integral(mean: Tensor, var: Tensor, n_points: int | None) -> Tensor:
+    """Return `quadrature` of means and variances [C, Q]: loops along the queries, the last axis, are fast."""
     spread = (var.detach() + _GUMBEL_VARIANCE).sqrt()  # standard deviation of X_j
     centre = mean.detach() + _GUMBEL_MEAN
     upper = torch.add(centre, spread, alpha=4.5)
-    lowest = torch.sub(centre, spread, alpha=3).amax(-1, keepdim=True)  # the largest X_j is rarely below ...
-    highest = upper.amax(-1, keepdim=True)  # ... or above this
+    lowest = torch.sub(centre, spread, alpha=3).amax(0)  # the largest X_j is rarely below ...
+    highest = upper.amax(0)  # ... or above this
     if n_points is not None:
         return _trapezoid(mean, var, lowest, highest, n_points)
 
     # The step should not exceed 0.8 of the narrowest spread among the classes that reach into the interval.
-    narrowest = spread.masked_fill(upper < lowest, math.inf).amin(-1, keepdim=True)
-    steps = (highest - lowest) / narrowest
-    fewest_steps = 0.8 * (FEWEST_POINTS - 1)
+    width, fewest_steps = highest - lowest, 0.8 * (FEWEST_POINTS - 1)
     compiling = torch.compiler.is_compiling()
-    if not compiling and (not steps.numel() or steps.max().item() <= fewest_steps):  # as mostly
-        return _trapezoid(mean, var, lowest, highest, FEWEST_POINTS)
-    doublings = (steps / fewest_steps).log2().ceil().clamp(0, 7).nan_to_num(0).squeeze(-1)
+    if not compiling and (not mean.numel() or (width / spread.amin(0)).max().item() <= fewest_steps):
+        return _trapezoid(mean, var, lowest, highest, FEWEST_POINTS)  # mostly: enough for any class
+    narrowest = spread.masked_fill(upper < lowest, math.inf).amin(0)
+    doublings = (width / narrowest / fewest_steps).log2().ceil().clamp(0, 7).nan_to_num(0)
     if compiling:  # a graph cannot treat some queries otherwise than others
         return _trapezoid(mean, var, lowest, highest, FEWEST_POINTS * 2**doublings)
     log_p = torch.empty_like(mean)
     for doubling in doublings.unique():
-        rows = doublings == doubling
-        log_p[rows] = _trapezoid(
-            mean[rows], var[rows], lowest[rows], highest[rows], FEWEST_POINTS * 2 ** int(doubling)
+        some = doublings == doubling
+        log_p[:, some] = _trapezoid(
+            mean[:, some], var[:, some], lowest[some], highest[some], FEWEST_POINTS * 2 ** int(doubling)
         )
     return log_p
 
@@ -120,36 +126,31 @@ def _one_kernel_serves(mean: Tensor, var: Tensor) -> bool:
 
 
 def _trapezoid(mean: Tensor, var: Tensor, lowest: Tensor, highest: Tensor, n_points: int | Tensor) -> Tensor:
-    """Evaluate the integral of `quadrature` on `n_points` equal steps from `lowest` to `highest` [..., 1].
+    """Evaluate the integral of `quadrature` on `n_points` equal steps from `lowest` to `highest` [Q]: [C, Q].
 
-    n_points: a number, or one for each query [...], all of which then cost as much as the largest.
-
-    Inside, the queries are the last axis: [C, T, Q], which is what vectorised loops like.
+    n_points: a number, or one for each query [Q], all of which then cost as much as the largest.
     """
-    shape, C = mean.shape, mean.shape[-1]
-    mean, var = mean.reshape(-1, C).T, var.reshape(-1, C).T  # [C, Q]
-    impossible = mean.isneginf()
-    finite_mean = mean.masked_fill(impossible, -1e15)  # so low that F = 1 and g = 0 everywhere
     if isinstance(n_points, int):
         steps = torch.linspace(0, 1, n_points, dtype=mean.dtype, device=mean.device).unsqueeze(-1)
     else:
         numbers = torch.arange(n_points.max().int().item(), device=mean.device).unsqueeze(-1)
-        steps = numbers / (n_points.reshape(1, -1) - 1)  # [T, Q]
+        steps = numbers / (n_points - 1)  # [T, Q]
         steps = steps.masked_fill(steps > 1, math.inf)  # there the density is 0
-    t = torch.lerp(lowest.reshape(1, -1), highest.reshape(1, -1), steps)  # [T, Q]
+    t = torch.lerp(lowest, highest, steps)  # [T, Q]
 
     tiny = torch.finfo(mean.dtype).tiny
     # A graph serves any number of queries, and cannot choose by it.
-    small = not torch.compiler.is_compiling() and 4 * C * t.numel() <= SMALL_MIXTURE
+    small = not torch.compiler.is_compiling() and 4 * mean.shape[0] * t.numel() <= SMALL_MIXTURE
     mixture = _at_once if small else _one_by_one
+    finite_mean = mean.clamp_min(-1e30)  # an impossible class: so low that F = 1 and g = 0 everywhere
     distribution, density = mixture(finite_mean, var, t)  # F_j(t) and g_j(t)·√π, [C, T, Q]
     distribution = distribution.clamp_min(tiny)
 
-    all_below_t = distribution.log().sum(0).exp()  # Π_j F_j(t), [T, Q]
+    all_below_t = distribution.prod(0)  # [T, Q]
     mass = (density / distribution * all_below_t).sum(1)  # [C, Q]
-    log_p = mass.clamp_min(tiny).log() - mass.sum(0).log()
-    log_p = torch.maximum(log_p, _jensen_bound(mean.T, var.T).T).masked_fill(impossible, -math.inf)
-    return log_p.T.log_softmax(-1).view(shape)  # the bound may have added a little
+    log_p = mass.clamp_min(tiny).log().log_softmax(0)
+    log_p = torch.maximum(log_p, _jensen_bound(mean, var)).masked_fill(mean == -math.inf, -math.inf)
+    return log_p.log_softmax(0)  # the bound may have added a little
 
 
 def _one_by_one(mean: Tensor, var: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,12 +169,12 @@ def _one_by_one(mean: Tensor, var: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
 
 def _at_once(mean: Tensor, var: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     """Return the same with all four normals in one tensor: a third of the operations for a single task."""
-    weights, locations, variances = _mixture_columns(mean.dtype, mean.device)
-    narrowness = (2 * (var + variances)).rsqrt_().unsqueeze(2)  # [4, C, 1, Q]
+    half_weights, log_weights, locations, doubled_variances = _mixture_columns(mean.dtype, mean.device)
+    narrowness = torch.add(doubled_variances, var.unsqueeze(1), alpha=2).rsqrt()  # [4, C, 1, Q]
     furthest = _furthest(mean.dtype)
-    z = ((mean + locations).unsqueeze(2) - t).mul(narrowness).clamp(-furthest, furthest)  # [4, C, T, Q]
-    distribution = torch.tensordot(weights, torch.erfc(z), 1) / 2
-    return distribution, torch.tensordot(weights, torch.exp(-z * z) * narrowness, 1)
+    z = (mean.unsqueeze(1) + locations - t).mul_(narrowness).clamp_(-furthest, furthest)  # [4, C, T, Q]
+    distribution = torch.erfc(z).mul_(half_weights).sum(0)
+    return distribution, (torch.addcmul(log_weights, z, z, value=-1).exp_() * narrowness).sum(0)
 
 
 def _furthest(dtype: torch.dtype) -> float:
@@ -182,25 +183,22 @@ def _furthest(dtype: torch.dtype) -> float:
 
 
 @lru_cache(maxsize=8)
-def _mixture_columns(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return weights [4], and means and variances [4, 1, 1] of the Gumbel mixture."""
+def _mixture_columns(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return half the weights, their logs, means and double variances of the Gumbel mixture, [4, 1, 1, 1]."""
     with torch.inference_mode(False):  # they outlive the mode that they are first needed in
         columns = torch.tensor(_GUMBEL_MIXTURE, dtype=dtype, device=device)
-        return columns[:, 0], columns[:, 1].view(-1, 1, 1), columns[:, 2].square().view(-1, 1, 1)
+        weights, locations, deviations = columns.view(4, 3, 1, 1, 1).unbind(1)
+        return weights / 2, weights.log(), locations, 2 * deviations.square()
 
 
 def _jensen_bound(mean: Tensor, var: Tensor) -> Tensor:
-    """Return a lower bound of log E[softmax_y(f)], exact for var = 0: it holds the far tail up.
+    """Return a lower bound of log E[softmax_y(f)] [C, Q], exact for var = 0: it holds the far tail up.
 
     E[e^{f_y} / Σ_j e^{f_j}] = e^{m_y + v_y/2} E'[1 / Σ_j e^{f_j}], where f_y has mean m_y + v_y under E';
-    then Jensen's inequality twice, E'[1/Z] ≥ 1/E'[Z].
+    then Jensen's inequality twice, E'[1/Z] ≥ 1/E'[Z]. With L_y = log softmax_y(m + v/2) that is
+    1 / (e^{−L_y} + e^{v_y}).
     """
-    tilted = torch.add(mean, var, alpha=0.5)
-    largest = tilted.detach().amax(-1, keepdim=True)
-    total = (tilted - largest).exp().sum(
-        -1, keepdim=True
-    ).log() + largest  # logsumexp, in a third of its time
-    return tilted - torch.logaddexp(total, torch.add(mean, var, alpha=1.5))
+    return -torch.logaddexp(-torch.add(mean, var, alpha=0.5).log_softmax(0), var)
 
 
 def independent_variances(mean: Tensor, covariance: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpldla.heads.base import unit_length
+from gpldla.heads.base import looking_is_free, unit_length
 
 SAFE_NORM2 = (1e-18, 1e18)  # where float32 keeps x² and 1/‖x‖² with all digits
 
@@ -32,11 +32,9 @@ class Rows:
         if not normalize:
             return cls(features, squared, None)
         norm2 = squared.sum(-1, keepdim=True)
-        if features.device.type == "cpu" and not torch.compiler.is_compiling() and norm2.numel():
-            lowest, highest = (
-                extreme.item() for extreme in norm2.detach().aminmax()
-            )  # elsewhere it means waiting
-            if SAFE_NORM2[0] < lowest and highest < SAFE_NORM2[1]:
+        if norm2.numel() and looking_is_free(norm2):
+            lowest, highest = norm2.detach().aminmax()
+            if SAFE_NORM2[0] < lowest.item() and highest.item() < SAFE_NORM2[1]:
                 return cls(features, squared, norm2.rsqrt())
             features = _of_safe_size(features)  # or a feature is zero
             squared = features.square()
@@ -48,15 +46,13 @@ class Rows:
         scale = None if self.scale is None else self.scale[..., ::step, :]
         return Rows(self.x[..., ::step, :], self.x2[..., ::step, :], scale)
 
-    def dot(self, W: Tensor) -> Tensor:
-        """Return φWᵀ for W [..., C, d]: [..., n, C]."""
-        product = self.x @ W.mT
-        return product if self.scale is None else product * self.scale
+    def dot(self, W: Tensor, b: Tensor) -> Tensor:
+        """Return φWᵀ + b for W [..., C, d] and b [..., C]: [..., n, C]."""
+        return _scaled(self.x @ W.mT, self.scale, b)
 
-    def squared_dot(self, V: Tensor) -> Tensor:
-        """Return φ²Vᵀ for V [..., C, d]: [..., n, C]."""
-        product = self.x2 @ V.mT
-        return product if self.scale is None else product * self.scale.square()
+    def squared_dot(self, V: Tensor, b: Tensor) -> Tensor:
+        """Return φ²Vᵀ + b for V [..., C, d] and b [..., C]: [..., n, C]."""
+        return _scaled(self.x2 @ V.mT, None if self.scale is None else self.scale.square(), b)
 
     def weighted_sum(self, A: Tensor) -> Tensor:
         """Return Aᵀφ for A [..., n, C]: [..., C, d]."""
@@ -81,6 +77,12 @@ class Rows:
         """Return ‖φ‖², [..., n]: one, or zero for a zero feature, at unit length."""
         norm2 = self.x2.sum(-1)
         return norm2 if self.scale is None else norm2 * self.scale.squeeze(-1).square()
+
+
+def _scaled(product: Tensor, scale: Tensor | None, b: Tensor) -> Tensor:
+    """Return product·scale + b: [..., n, C], [..., n, 1] or None, [..., C]."""
+    b = b.unsqueeze(-2)
+    return product + b if scale is None else torch.addcmul(b, product, scale)
 
 
 def _of_safe_size(features: Tensor) -> Tensor:
