@@ -5,8 +5,11 @@ import math
 import numpy as np
 
 
-def adapt(support, labels, n_way, beta, beta_b, normalize=True):
-    """Return w* [C, d], b* [C], V* [C, d], v* [C], σ²* for one episode; every class needs an example."""
+def adapt(support, labels, n_way, beta, beta_b, normalize=True, dimension=None):
+    """Return w* [C, d], b* [C], V* [C, d], v* [C], σ²* for one episode; every class needs an example.
+
+    dimension: D in place of d in Eq. 19
+    """
     n, d = len(support), len(support[0])
     phi = np.zeros((n, d))
     for i in range(n):
@@ -27,7 +30,7 @@ def adapt(support, labels, n_way, beta, beta_b, normalize=True):
     for j in range(n_way):
         for k in range(d):
             total += mu[j, k] ** 2
-    sigma2 = math.sqrt(total / n_way) / (beta * math.sqrt(d))
+    sigma2 = math.sqrt(total / n_way) / (beta * math.sqrt(dimension or d))
     w = np.zeros((n_way, d))
     for j in range(n_way):
         for k in range(d):

@@ -24,6 +24,11 @@ class TestGPLDLARawFeatures(HeadContract):
     options = {"normalize": False, "priors": "uniform"}
 
 
+class TestGPLDLAOfAnotherDimension(HeadContract):
+    name = "gpldla"
+    options = {"dimension": 1600}
+
+
 def adapted(support, labels, n_way, beta, beta_b, normalize=True, **options):
     head = create_head("gpldla", beta=beta, beta_b=beta_b, normalize=normalize, **options).eval()
     with torch.no_grad():
@@ -49,6 +54,35 @@ SIZES = [
     (3, (1, 9), 2000),
     (7, 10, 2),
 ]
+
+
+@pytest.mark.parametrize("dimension", [1, 6, 1600, 2.5])
+def test_the_prior_may_have_another_dimension_than_the_features(dimension):
+    support, labels, _, _ = random_episode([1, 3, 2], 3, 1, 6)
+    posterior = adapted(support, labels, 3, 0.7, 1.3, dimension=dimension)
+    expected = reference.adapt(support.numpy(), labels.numpy(), 3, 0.7, 1.3, dimension=dimension)
+    found = (posterior.weight_mean, posterior.bias_mean, posterior.weight_var, posterior.bias_var)
+    for got, by_loops in zip((*found, posterior.sigma2), expected, strict=True):
+        assert largest_relative_error(got, by_loops) < 1e-9
+
+
+def test_features_that_are_written_down_twice_change_nothing_at_a_given_dimension():
+    """The kernel is the same, so the answers should be; with d in the place of D they are not."""
+    support, labels, query, _ = random_episode(2, 3, 4, 6)
+    for dimension, same in ((40, True), (None, False)):
+        once, twice = (
+            adapted(torch.cat([support] * times, -1), labels, 3, 2.0, 1.0, dimension=dimension).logits(
+                torch.cat([query] * times, -1)
+            )[0]
+            for times in (1, 2)
+        )
+        assert torch.allclose(once, twice) == same
+
+
+@pytest.mark.parametrize("dimension", [0, -1, math.inf, math.nan, "many", True])
+def test_a_dimension_is_a_positive_number(dimension):
+    with pytest.raises(UserError, match="dimension must be a positive number"):
+        create_head("gpldla", dimension=dimension)
 
 
 @pytest.mark.parametrize(("ways", "shots", "d"), SIZES)

@@ -34,6 +34,8 @@ class GPDKT(Head):
     noise:  variance of the targets, fixed
     """
 
+    capturable = True
+
     def __init__(
         self, feature_dim: int | None = None, *, kernel: Kernel = "bncosine", noise: float = 0.1
     ) -> None:

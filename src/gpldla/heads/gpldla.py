@@ -4,26 +4,27 @@ Kim and Hospedales, "Gaussian Process Meta Few-shot Classifier Learning via Line
 Approximation", 2021. The numbers of equations are those of that paper, the words in brackets its labels.
 """
 
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from numbers import Real
+from typing import Literal
+
 import torch
 from torch import Tensor
 
+from gpldla.errors import UserError
 from gpldla.heads.base import register_head
-from gpldla.heads.linear_gp import LabelledFeatures, LinearGP, Mode
+from gpldla.heads.linear_gp import LabelledFeatures, LinearGP, Mode, Predictive
 from gpldla.heads.rows import Rows
 
 
-@register_head("gpldla")
-class GPLDLA(LinearGP):
-    """Closed-form Gaussian-process classification on (unit-length) features; options as in `LinearGP`."""
+class LDASurrogate(LinearGP):
+    """Linear discriminant analysis stands for the maximum of the posterior; the scale is to be said."""
 
-    @property
-    def capturable(self) -> bool:  # type: ignore[override]
-        """Whether nothing looks at values or brings numbers along, as some options do."""
-        return (
-            type(self) is GPLDLA
-            and self.predictive in ("auto", "mc", "mc-logits", "probit")
-            and (self.priors is None or isinstance(self.priors, str))
-        )
+    @abstractmethod
+    def class_variance(self, phi: Rows, mean_norm2: Tensor, beta: Tensor) -> Tensor:
+        """Return σ² [..., 1] from the support features and the mean of ‖μ_j‖² [..., 1]."""
 
     def find_mode(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> Mode:
         """Return the LDA surrogate of the MAP, at the scale that the prior expects."""
@@ -38,9 +39,46 @@ class GPLDLA(LinearGP):
         b = b_hat - b_hat.sum(-1, keepdim=True) / n_present  # Eq. 20 (b_optim), [..., C]
         return Mode(w, b, sigma2.squeeze(-1))
 
+
+@register_head("gpldla")
+class GPLDLA(LDASurrogate):
+    """Closed-form Gaussian-process classification on (unit-length) features.
+
+    dimension: D of the prior's norm, ‖w_j‖² ≈ β²D; None: the number of features, as in the paper. A network
+               with few features is better off with more, see docs/methods/gpldla.md
+    The rest as in `LinearGP`.
+    """
+
+    def __init__(
+        self,
+        feature_dim: int | None = None,
+        *,
+        beta: float = 1.0,
+        beta_b: float = 1.0,
+        dimension: float | None = None,
+        normalize: bool = True,
+        predictive: Predictive = "auto",
+        n_samples: int = 10,
+        priors: Literal["uniform"] | Sequence[float] | None = None,
+    ) -> None:
+        super().__init__(
+            feature_dim,
+            beta=beta,
+            beta_b=beta_b,
+            normalize=normalize,
+            predictive=predictive,
+            n_samples=n_samples,
+            priors=priors,
+        )
+        number = isinstance(dimension, Real) and not isinstance(dimension, bool)
+        if not (dimension is None or (number and 0 < dimension < math.inf)):
+            raise UserError(f"dimension must be a positive number, not {dimension!r}.")
+        self.dimension = dimension
+
     def class_variance(self, phi: Rows, mean_norm2: Tensor, beta: Tensor) -> Tensor:
-        """Return σ²* = rms‖μ‖ / (β√d), Eq. 18-19 (w_norm, w_optim), from the mean of ‖μ_j‖² [..., 1].
+        """Return σ²* = rms‖μ‖ / (β√D), Eq. 18-19 (w_norm, w_optim).
 
         Where all means are zero, so is w*, at any scale.
         """
-        return mean_norm2.where(mean_norm2 > 0, 1).sqrt() / (beta * phi.x.shape[-1] ** 0.5)
+        dimension = phi.x.shape[-1] if self.dimension is None else self.dimension
+        return mean_norm2.where(mean_norm2 > 0, 1).sqrt() / (beta * dimension**0.5)

@@ -47,6 +47,7 @@ class GPLDLAAuto(GPLDLA):
     """
 
     base_stage = "linear"
+    capturable = False  # it looks at the values of a task
 
     def __init__(
         self,

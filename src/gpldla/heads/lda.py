@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from gpldla.heads.base import register_head
-from gpldla.heads.gpldla import GPLDLA
+from gpldla.heads.gpldla import LDASurrogate
 from gpldla.heads.rows import Rows
 
 
 @register_head("lda")
-class LDAPlugin(GPLDLA):
+class LDAPlugin(LDASurrogate):
     """GPLDLA with σ set to the median distance between two support features; all else is the same.
 
     Ablation (ii) of Kim and Hospedales, 2021.
@@ -27,7 +27,7 @@ class LDAPlugin(GPLDLA):
         # two in the middle of an even number.
         ordered = distance2.sort(-1).values
         pairs = ordered.shape[-1]
-        middle = ordered[..., [(pairs - 1) // 2, pairs // 2]]
+        middle = ordered[..., (pairs - 1) // 2 : pairs // 2 + 1]  # one, or two
         positive = middle > 0
         median = (middle.where(positive, 1).sqrt() * positive).mean(-1, keepdim=True)
         return median.where(median > 0, 1).square()

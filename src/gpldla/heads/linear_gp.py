@@ -107,6 +107,12 @@ class LinearGP(Head):
         self.n_samples = n_samples
         self.priors = priors
 
+    @property
+    def capturable(self) -> bool:  # type: ignore[override]
+        """Whether nothing looks at values or brings numbers along, as some options do."""
+        draws = self.predictive in ("auto", "mc", "mc-logits", "probit")
+        return draws and (self.priors is None or isinstance(self.priors, str))
+
     @abstractmethod
     def find_mode(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> Mode:
         """Return the maximum of the posterior (Eq. 9) or a surrogate; 0 for a class without examples."""
