@@ -34,7 +34,7 @@ class Recipe:
     queries: int = 16
     separate_groups: bool = False  # support and query of a class from different groups (font families)
     stored_side: int = 0  # of packed photographs, in pixels; 0: what suits the backbone
-    augment: str = "none"  # what happens to training images: "none", "characters" or "photographs"
+    augment: str = "none"  # what happens to training images: "characters", "strokes", "photographs", nothing
     smallest_crop: float = 0.08  # of a photograph's area
     colour_jitter: float = 0.4  # of photographs: brightness, contrast and saturation times 0.6 to 1.4
     episodes: int = 60_000

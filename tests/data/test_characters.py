@@ -1,9 +1,19 @@
 import numpy as np
 import pytest
 import torch
-from scipy.ndimage import gaussian_filter
+from scipy.ndimage import gaussian_filter, grey_dilation
 
-from gpldla.data.characters import CHARACTER_NUMBERS, blur, change_characters, draw_character_changes
+from gpldla.data.characters import (
+    CHARACTER_NUMBERS,
+    STROKE_NUMBERS,
+    THICKEST,
+    blur,
+    change_characters,
+    change_strokes,
+    draw_character_changes,
+    draw_stroke_changes,
+    thicken,
+)
 
 
 @pytest.fixture
@@ -96,3 +106,37 @@ class TestBlur:
         images, widths = torch.rand(2, 3, 16, 16), torch.tensor([0.5, 1.2])
         by_channel = torch.cat([blur(images[:, c : c + 1], widths) for c in range(3)], dim=1)
         torch.testing.assert_close(blur(images, widths), by_channel)
+
+
+class TestThickening:
+    @pytest.mark.parametrize("pixels", [0, 1, 2])
+    def test_is_a_dilation(self, letters, pixels):
+        ink = 1 - letters[:1]
+        expected = grey_dilation(ink[0, 0].numpy(), size=(2 * pixels + 1,) * 2)
+        assert np.array_equal(thicken(ink, torch.tensor([float(pixels)]))[0, 0].numpy(), expected)
+
+    def test_half_a_pixel_is_half_as_dark(self, letters):
+        ink = 1 - letters
+        for pixels in (0.5, 1.5):
+            low, middle, high = (
+                thicken(ink, torch.full((8,), float(p))) for p in (pixels - 0.5, pixels, pixels + 0.5)
+            )
+            torch.testing.assert_close(middle, (low + high) / 2)
+
+    def test_each_image_has_its_own(self, letters):
+        pixels = torch.linspace(0, THICKEST, 8)
+        together = thicken(1 - letters, pixels)
+        alone = torch.cat([thicken(1 - letters[:1], p.view(1)) for p in pixels])
+        assert torch.equal(together, alone)
+        assert (together.sum((1, 2, 3)).diff() > 0).all()
+
+    def test_strokes_are_characters_with_more_ink(self, letters):
+        uniforms = torch.rand(8, STROKE_NUMBERS, generator=torch.Generator().manual_seed(0))
+        uniforms[:, -1] = 0
+        thin = change_strokes(letters, draw_stroke_changes(uniforms))
+        as_characters = draw_character_changes(uniforms[:, :CHARACTER_NUMBERS])
+        as_characters[:, 6] /= 2
+        torch.testing.assert_close(thin, change_characters(letters, as_characters))
+        uniforms[:, -1] = 0.9
+        thick = change_strokes(letters, draw_stroke_changes(uniforms))
+        assert ((1 - thick).sum((1, 2, 3)) > 1.5 * (1 - thin).sum((1, 2, 3))).all()

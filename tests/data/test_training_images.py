@@ -38,7 +38,7 @@ def test_photographs_are_cropped_by_their_true_shapes():
     assert not torch.equal(without, prepared("photographs", images, wide))
 
 
-@pytest.mark.parametrize("name", ["characters", "photographs"])
+@pytest.mark.parametrize("name", ["characters", "strokes", "photographs"])
 def test_the_random_numbers_alone_decide(name):
     images = stored()
     first = prepared(name, images)
@@ -47,7 +47,7 @@ def test_the_random_numbers_alone_decide(name):
     assert not torch.equal(first, prepared(name, images, seed=1))
 
 
-@pytest.mark.parametrize("name", ["characters", "photographs"])
+@pytest.mark.parametrize("name", ["characters", "strokes", "photographs"])
 def test_changes_can_be_drawn_for_many_images_at_once(name):
     transform, images = TRAINING_TRANSFORMS[name], stored()
     uniforms = torch.rand(4, transform.numbers)
@@ -74,6 +74,6 @@ def test_photographs_change_as_much_as_asked_for(smallest_crop, colour_jitter):
     assert (factors - 1).abs().max() == pytest.approx(colour_jitter, abs=0.01)
 
 
-@pytest.mark.parametrize("name", ["none", "characters"])
+@pytest.mark.parametrize("name", ["none", "characters", "strokes"])
 def test_nothing_of_that_concerns_other_images(name):
     assert training_transform(name, smallest_crop=0.5, colour_jitter=0.1) is TRAINING_TRANSFORMS[name]

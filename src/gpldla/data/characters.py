@@ -1,10 +1,14 @@
 """Random changes to images of characters, batched, on whatever device they lie."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 CHARACTER_NUMBERS = 7  # random numbers that draw the changes to a character
+STROKE_NUMBERS = CHARACTER_NUMBERS + 1
+THICKEST = 2.0  # pixels that a stroke may gain on each side
 
 
 def draw_character_changes(uniforms: Tensor) -> Tensor:
@@ -28,15 +32,39 @@ def draw_character_changes(uniforms: Tensor) -> Tensor:
     )
 
 
+def draw_stroke_changes(uniforms: Tensor) -> Tensor:
+    """Draw the same with half the blur, and how much thicker strokes become: [n, 8] → [n, 8]."""
+    changes = draw_character_changes(uniforms[:, :CHARACTER_NUMBERS])
+    changes[:, 6] /= 2
+    return torch.cat([changes, THICKEST * uniforms[:, CHARACTER_NUMBERS:]], dim=1)
+
+
 def change_characters(images: Tensor, changes: Tensor) -> Tensor:
     """Slant, scale, shift and blur each image on its own: float [n, c, h, w], changes [n, 7] → the same.
 
     What handwriting has and print lacks. Paper (1) fills what comes in from outside.
     """
-    backward, width = changes[:, :6].view(-1, 2, 3), changes[:, 6]
-    grid = F.affine_grid(backward, list(images.shape), align_corners=False)
-    ink = F.grid_sample(1 - images, grid, mode="bilinear", align_corners=False)
-    return 1 - blur(ink, width)
+    return 1 - blur(_moved_ink(images, changes), changes[:, 6])
+
+
+def change_strokes(images: Tensor, changes: Tensor) -> Tensor:
+    """Do the same with thicker strokes, changes [n, 8]: what another pen, or another scanner, would do."""
+    return 1 - blur(thicken(_moved_ink(images, changes), changes[:, 7]), changes[:, 6])
+
+
+def _moved_ink(images: Tensor, changes: Tensor) -> Tensor:
+    """Return where the ink (1) is after slanting, scaling and shifting."""
+    grid = F.affine_grid(changes[:, :6].view(-1, 2, 3), list(images.shape), align_corners=False)
+    return F.grid_sample(1 - images, grid, mode="bilinear", align_corners=False)
+
+
+def thicken(ink: Tensor, pixels: Tensor) -> Tensor:
+    """Let each image [n, c, h, w] gain so many pixels of ink on every side, [n]; parts of one count in part."""
+    left = pixels.view(-1, 1, 1, 1)
+    for _ in range(math.ceil(THICKEST)):
+        ink = torch.lerp(ink, F.max_pool2d(ink, 3, stride=1, padding=1), left.clamp(0, 1))
+        left = left - 1
+    return ink
 
 
 def blur(images: Tensor, sigma: Tensor, radius: int = 3) -> Tensor:

@@ -8,7 +8,14 @@ from torch import Tensor
 
 from gpldla import kernels
 from gpldla.backbones.base import Preprocessing
-from gpldla.data.characters import CHARACTER_NUMBERS, change_characters, draw_character_changes
+from gpldla.data.characters import (
+    CHARACTER_NUMBERS,
+    STROKE_NUMBERS,
+    change_characters,
+    change_strokes,
+    draw_character_changes,
+    draw_stroke_changes,
+)
 from gpldla.data.photographs import PHOTOGRAPH_NUMBERS, change_photographs, draw_photograph_changes
 from gpldla.data.transforms import (
     centre_crop,
@@ -43,12 +50,21 @@ def _characters(uniforms: Tensor, shapes: Tensor | None, stored: tuple[int, int]
     return draw_character_changes(uniforms)
 
 
+def _strokes(uniforms: Tensor, shapes: Tensor | None, stored: tuple[int, int]) -> Tensor:
+    return draw_stroke_changes(uniforms)
+
+
 def _as_in_evaluation(images: Tensor, changes: Tensor, preprocessing: Preprocessing) -> Tensor:
     return evaluation_images(images, preprocessing)
 
 
 def _changed_characters(images: Tensor, changes: Tensor, preprocessing: Preprocessing) -> Tensor:
     changed = change_characters(resized_images(images, preprocessing), changes)
+    return standardise_(centre_crop(changed, preprocessing), preprocessing)
+
+
+def _changed_strokes(images: Tensor, changes: Tensor, preprocessing: Preprocessing) -> Tensor:
+    changed = change_strokes(resized_images(images, preprocessing), changes)
     return standardise_(centre_crop(changed, preprocessing), preprocessing)
 
 
@@ -68,6 +84,7 @@ def _changed_photographs(images: Tensor, changes: Tensor, preprocessing: Preproc
 TRAINING_TRANSFORMS = {
     "none": TrainingTransform(0, _nothing, _as_in_evaluation),
     "characters": TrainingTransform(CHARACTER_NUMBERS, _characters, _changed_characters),
+    "strokes": TrainingTransform(STROKE_NUMBERS, _strokes, _changed_strokes),
     "photographs": TrainingTransform(PHOTOGRAPH_NUMBERS, draw_photograph_changes, _changed_photographs),
 }
 
