@@ -4,6 +4,7 @@ A GPU computes an episode of a small network in half a millisecond, and launchin
 takes ten times as long. A graph is recorded once, from the same code, and launched as a whole.
 """
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -98,6 +99,7 @@ class GraphedUpdate:
 
     def _record(self) -> None:
         self._optimizer.zero_grad()  # gradients become tensors of the graph
+        gc.collect()  # an earlier training's graph that is freed while this one is recorded would spoil it
         with torch.cuda.graph(self._gradient_graph, stream=self._stream):
             self._compute_gradients()
         with torch.cuda.graph(self._step_graph, pool=self._gradient_graph.pool(), stream=self._stream):

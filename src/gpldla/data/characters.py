@@ -59,7 +59,7 @@ def _moved_ink(images: Tensor, changes: Tensor) -> Tensor:
 
 
 def thicken(ink: Tensor, pixels: Tensor) -> Tensor:
-    """Let each image [n, c, h, w] gain so many pixels of ink on every side, [n]; parts of one count in part."""
+    """Let images [n, c, h, w] gain [n] pixels of ink on all sides; a part of a pixel counts in part."""
     left = pixels.view(-1, 1, 1, 1)
     for _ in range(math.ceil(THICKEST)):
         ink = torch.lerp(ink, F.max_pool2d(ink, 3, stride=1, padding=1), left.clamp(0, 1))

@@ -16,7 +16,10 @@ def curvature_blocks(K: Tensor, curvature: Tensor) -> Tensor:
     tiny = torch.finfo(curvature.dtype).tiny  # the root of 0 has no derivative
     root = curvature.mT.unsqueeze(-1).clamp_min(tiny).sqrt()  # D_c^{1/2}, [..., C, n, 1]
     identity = torch.eye(K.shape[-1], dtype=K.dtype, device=K.device)
-    return root * torch.cholesky_inverse(cholesky(identity + root * K.unsqueeze(-3) * root.mT)) * root.mT
+    factor = cholesky(identity + root * K.unsqueeze(-3) * root.mT)
+    # Not cholesky_inverse, nor cholesky_solve below: on a GPU they cannot be part of a recorded graph.
+    half = torch.linalg.solve_triangular(factor, root * identity, upper=False)
+    return half.mT @ half
 
 
 def newton_step(K: Tensor, f: Tensor, y: Tensor, absent: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -34,7 +37,8 @@ def newton_step(K: Tensor, f: Tensor, y: Tensor, absent: Tensor, weights: Tensor
     M = cholesky(E.sum(-3))  # [..., n, n]
     b = bent + gradient
     c = (E @ (K @ b).mT.unsqueeze(-1)).squeeze(-1).mT  # EKb, [..., n, C]
-    through_all = torch.cholesky_solve(c.sum(-1, keepdim=True), M)  # M⁻ᵀM⁻¹Rᵀc, [..., n, 1]
+    half = torch.linalg.solve_triangular(M, c.sum(-1, keepdim=True), upper=False)
+    through_all = torch.linalg.solve_triangular(M.mT, half, upper=True)  # M⁻ᵀM⁻¹Rᵀc, [..., n, 1]
     return b - c + (E @ through_all.unsqueeze(-3)).squeeze(-1).mT
 
 
