@@ -16,10 +16,7 @@ def curvature_blocks(K: Tensor, curvature: Tensor) -> Tensor:
     tiny = torch.finfo(curvature.dtype).tiny  # the root of 0 has no derivative
     root = curvature.mT.unsqueeze(-1).clamp_min(tiny).sqrt()  # D_c^{1/2}, [..., C, n, 1]
     identity = torch.eye(K.shape[-1], dtype=K.dtype, device=K.device)
-    factor = cholesky(identity + root * K.unsqueeze(-3) * root.mT)
-    # Not cholesky_inverse, nor cholesky_solve below: on a GPU they cannot be part of a recorded graph.
-    half = torch.linalg.solve_triangular(factor, root * identity, upper=False)
-    return half.mT @ half
+    return root * _inverse(cholesky(identity + root * K.unsqueeze(-3) * root.mT)) * root.mT
 
 
 def newton_step(K: Tensor, f: Tensor, y: Tensor, absent: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -37,11 +34,31 @@ def newton_step(K: Tensor, f: Tensor, y: Tensor, absent: Tensor, weights: Tensor
     M = cholesky(E.sum(-3))  # [..., n, n]
     b = bent + gradient
     c = (E @ (K @ b).mT.unsqueeze(-1)).squeeze(-1).mT  # EKb, [..., n, C]
-    half = torch.linalg.solve_triangular(M, c.sum(-1, keepdim=True), upper=False)
-    through_all = torch.linalg.solve_triangular(M.mT, half, upper=True)  # M⁻ᵀM⁻¹Rᵀc, [..., n, 1]
+    through_all = _solve(c.sum(-1, keepdim=True), M)  # M⁻ᵀM⁻¹Rᵀc, [..., n, 1]
     return b - c + (E @ through_all.unsqueeze(-3)).squeeze(-1).mT
 
 
 def cholesky(matrix: Tensor) -> Tensor:
     """Return the lower factor, without waiting for a device to say whether it exists."""
     return torch.linalg.cholesky_ex(matrix).L
+
+
+# On a GPU the library behind cholesky_inverse and cholesky_solve cannot be part of a recorded graph.
+# Triangular solutions can, but take three times as long on a CPU.
+
+
+def _inverse(factor: Tensor) -> Tensor:
+    """Return (LLᵀ)⁻¹ for lower factors L [..., n, n]."""
+    if not factor.is_cuda:
+        return torch.cholesky_inverse(factor)
+    identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    half = torch.linalg.solve_triangular(factor, identity, upper=False)
+    return half.mT @ half
+
+
+def _solve(right: Tensor, factor: Tensor) -> Tensor:
+    """Return (LLᵀ)⁻¹ right for lower factors L [..., n, n] and right sides [..., n, k]."""
+    if not factor.is_cuda:
+        return torch.cholesky_solve(right, factor)
+    half = torch.linalg.solve_triangular(factor, right, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
