@@ -35,6 +35,9 @@ HEAD_EPISODES = 200
 def train_and_evaluate(way: str, seed: int, episodes: int, folder: Path) -> dict[str, Any]:
     """Train by the recipe `cub` and measure the kept weights on novel classes."""
     settings = {
+        "ways": 5,  # the usual episodes and crops
+        "queries": 16,
+        "smallest_crop": 0.08,
         "precision": WAYS[way],
         "episodes": episodes,
         "seed": seed,

@@ -18,7 +18,14 @@ from gpldla.provenance import provenance
 from gpldla.recipe import read_recipe
 from gpldla.training import train
 
-SETTINGS = {"episodes": 5_000, "precision": "bf16-mixed", "ema": 0.998, "validation_episodes": 1_000}
+SETTINGS = {
+    "ways": 5,  # the usual episodes and crops
+    "queries": 16,
+    "smallest_crop": 0.08,
+    "episodes": 5_000,
+    "ema": 0.998,
+    "validation_episodes": 1_000,
+}
 
 
 def validation_accuracy(side: int, seed: int, episodes: int) -> float:

@@ -12,6 +12,7 @@ from tests.data.trees import REAL_ROOT, write_root
 EMBEDDED = {"glyphs", "digits", "glyphs-digits"}
 PROTOCOLS = sorted(set(list_protocols()) - EMBEDDED)
 SHORT = {
+    "ways": 5,
     "episodes": 2,
     "queries": 2,
     "validation_episodes": 2,

@@ -1,0 +1,112 @@
+"""The trainings behind the paper's tables: the plan, what is measured, and the cells that come of it."""
+
+import json
+
+import pytest
+from benchmarks import paper
+from benchmarks.paper import Training, cell, collect, measure, plan
+
+from gpldla.recipe import list_recipes, read_recipe
+from gpldla.training import train
+
+TRAININGS = {training.name: training for training in plan([])}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_name_says_what_is_trained(name):
+    training = TRAININGS[name]
+    recipe = read_recipe(training.recipe, training.set, method=training.method)
+    shots = recipe.validation_shots or recipe.shots
+    rest = "" if training.method == "gpldla" else f"-{training.method}"
+    rest += "-paper" if training.recipe.endswith("-paper") else ""
+    assert name == f"{recipe.dataset}-{recipe.backbone}-{shots}shot{rest}"
+
+
+@pytest.mark.parametrize("name", [name for name in list_recipes() if name.endswith("-paper")])
+def test_recipes_of_the_paper_have_its_numbers(name):
+    recipe = read_recipe(name)
+    assert recipe.dataset == name.removesuffix("-paper")
+    assert (recipe.head, recipe.head_options) == ("gpldla", {})
+    assert (recipe.ways, recipe.shots, recipe.queries) == (5, 1, 16)
+    assert (recipe.learning_rate, recipe.head_learning_rate) == (0.002, 0.005)
+    assert (recipe.schedule, recipe.decay_factor, recipe.ema) == ("step", 0.5, 0)
+    assert recipe.episodes == 10 * recipe.decay_every
+    assert (recipe.smallest_crop, recipe.colour_jitter) == (0.08, 0.4)
+
+
+def test_patterns_choose_from_the_plan():
+    assert [t.name for t in plan(["cub-conv4-1shot"])] == ["cub-conv4-1shot"]
+    assert {t.recipe for t in plan(["*-paper"])} == {"cub-paper", "omniglot-emnist-paper"}
+    with pytest.raises(SystemExit, match="There is no training 'cub-conv5'"):
+        plan(["cub-conv5"])
+
+
+def test_the_command_is_what_a_user_would_type(tmp_path):
+    training = Training("a", "cub-paper", "lda", {"shots": 5, "backbone": "resnet10"})
+    assert " ".join(training.command(2, tmp_path)) == (
+        f"gpldla train cub-paper -o {tmp_path} --seed 2 --method lda --set shots=5 --set backbone=resnet10"
+    )
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Two short trainings on printed letters, measured."""
+    runs = tmp_path_factory.mktemp("runs")
+    settings = {"episodes": 3, "ways": 5, "validation_episodes": 2, "temperature_episodes": 2}
+    training = Training("letters", "demo-fast", set=settings, seeds=(0, 1), calibration=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paper, "CALIBRATION_TASKS", 40)
+        for seed in training.seeds:
+            folder = runs / f"letters-seed{seed}"
+            train(read_recipe("demo-fast", {**settings, "seed": seed}), folder, accelerator="cpu")
+            measure(training, folder)
+    return training, runs
+
+
+def test_a_training_is_measured_as_the_paper_does(measured):
+    _, runs = measured
+    numbers = json.loads((runs / "letters-seed1" / paper.MEASURED).read_text())
+    assert (numbers["ways"], numbers["shots"], numbers["queries"]) == (5, 1, 15)
+    assert (numbers["episodes"], numbers["repeats"], numbers["seed"]) == (600, 5, 1)
+    assert numbers["command"].startswith(
+        "gpldla train demo-fast -o runs/letters-seed1 --seed 1 --set episodes=3"
+    )
+    for part in ("novel", "validation"):
+        errors = numbers[f"calibration_runs_{part}"]
+        assert len(set(errors)) == 5
+        assert all(0 <= error < 50 for error in errors)
+    bins = numbers["reliability"]
+    assert sum(bins["counts"]) == 5 * 600 * 75
+    right = sum(a * n for a, n in zip(bins["accuracy"], bins["counts"]) if n)
+    assert 100 * right / sum(bins["counts"]) == pytest.approx(numbers["accuracy"])
+
+
+def test_a_cell_is_the_mean_over_training_seeds(measured):
+    training, runs = measured
+    one, other = (json.loads((runs / f"letters-seed{s}" / paper.MEASURED).read_text()) for s in (0, 1))
+    numbers = cell(training, [one, other])
+    assert numbers["accuracies"] == [one["accuracy"], other["accuracy"]]
+    assert numbers["accuracy"] == pytest.approx((one["accuracy"] + other["accuracy"]) / 2)
+    assert numbers["spread"] == pytest.approx(abs(one["accuracy"] - other["accuracy"]) / 2**0.5)
+    errors = [error for run in (one, other) for error in run["calibration_runs_novel"]]
+    assert numbers["ece_paper_temperature"] == pytest.approx(sum(errors) / 10)
+    assert numbers["training_seeds"] == [0, 1]
+    assert numbers["command"].endswith("&& gpldla eval runs/letters-seed0 --shots 1 --json")
+    assert {
+        "method",
+        "recipe",
+        "dataset",
+        "backbone",
+        "shots",
+        "commit",
+        "device",
+        "seconds",
+    } <= numbers.keys()
+
+
+def test_cells_come_when_all_seeds_are_there(measured, tmp_path):
+    training, runs = measured
+    lines = collect([training, Training("more", "demo", seeds=(0,))], runs, tmp_path)
+    assert lines[0].startswith("letters: ")
+    assert lines[1] == "more: not measured yet: more-seed0"
+    assert [path.name for path in (tmp_path / "cells").iterdir()] == ["letters.json"]
