@@ -45,6 +45,7 @@ class Training:
     set: dict[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
     calibration: bool = False
+    episodes: int = 600
 
     def command(self, seed: int, folder: Path) -> list[str]:
         """Return the command that trains."""
@@ -99,7 +100,7 @@ def measure(training: Training, folder: Path) -> None:
     )
     evaluator = ProtocolEvaluator(model, protocol)
     task = Task(5, recipe["validation_shots"] or recipe["shots"], 15)
-    result = evaluator.evaluate(task)
+    result = evaluator.evaluate(task, episodes=training.episodes)
     numbers = {
         "backbone": recipe["backbone"],
         "seed": recipe["seed"],

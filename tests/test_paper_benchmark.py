@@ -37,6 +37,7 @@ def test_recipes_of_the_paper_have_its_numbers(name):
 def test_patterns_choose_from_the_plan():
     assert [t.name for t in plan(["cub-conv4-1shot"])] == ["cub-conv4-1shot"]
     assert {t.recipe for t in plan(["*-paper"])} == {"cub-paper", "omniglot-emnist-paper"}
+    assert len(plan(["cub-*", "*-lda*"])) < len(plan([]))
     with pytest.raises(SystemExit, match="There is no training 'cub-conv5'"):
         plan(["cub-conv5"])
 
