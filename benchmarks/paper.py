@@ -33,6 +33,9 @@ from gpldla.provenance import provenance
 PLAN = Path(__file__).with_suffix(".toml")
 MEASURED = "measured.json"
 CALIBRATION_TASKS, CALIBRATION_RUNS = 3_000, 5
+NOTES = {  # what is to be said beside the numbers of a data set and network
+    ("cub", "resnet10"): "Photographs with a shorter side of 224 pixels or less: inputs are slightly enlarged."
+}
 
 
 @dataclass(frozen=True)
@@ -162,8 +165,11 @@ def cell(training: Training, runs: list[dict[str, Any]]) -> dict[str, Any]:
     if training.calibration:
         # One number a training and run: the paper's five are of one model.
         for part, name in (("novel", "ece_paper_temperature"), ("validation", "ece_val_temperature")):
-            numbers[name] = statistics.mean(e for run in runs for e in run[f"calibration_runs_{part}"])
+            errors = [error for run in runs for error in run[f"calibration_runs_{part}"]]
+            numbers[name], numbers[f"{name}_spread"] = statistics.mean(errors), statistics.stdev(errors)
+    setting = (first["dataset"], first["backbone"])
     return {
+        **({"note": NOTES[setting]} if setting in NOTES else {}),
         "method": training.method,
         "recipe": training.recipe,
         "dataset": first["dataset"],

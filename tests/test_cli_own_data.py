@@ -14,11 +14,13 @@ from PIL import Image
 from gpldla.backbones.base import _BACKBONES
 from gpldla.heads.gpldla_auto import GPLDLAAuto
 from gpldla.model import FewShotClassifier, FewShotModel
+from gpldla.shipped import shipped_models
 
 from .helpers import call
 from .test_classifier_file import Letters, pictures
 from .test_own_data import write_pictures
 
+KNOWN_MODELS = ["all-minilm-l6-v2", "efficientnet-lite0", *shipped_models()]
 TEXTS = {
     "greeting": ["hello there", "hello hello", "oh hello", "well hello"],
     "numbers": ["six fix", "sixty six", "six", "sixty fix"],
@@ -337,7 +339,7 @@ class TestFitRefuses:
         [
             ("efficientnet-lite", "; did you mean 'efficientnet-lite0'?"),
             ("all-minilm", "; did you mean 'all-minilm-l6-v2'?"),
-            ("resnet-900", "; known are all-minilm-l6-v2, efficientnet-lite0."),
+            ("resnet-900", f"; known are {', '.join(sorted(KNOWN_MODELS))}."),
         ],
     )
     def test_an_unknown_model(self, fails, photos, name, said):

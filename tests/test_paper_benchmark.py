@@ -91,6 +91,8 @@ def test_a_cell_is_the_mean_over_training_seeds(measured):
     assert numbers["spread"] == pytest.approx(abs(one["accuracy"] - other["accuracy"]) / 2**0.5)
     errors = [error for run in (one, other) for error in run["calibration_runs_novel"]]
     assert numbers["ece_paper_temperature"] == pytest.approx(sum(errors) / 10)
+    assert 0 < numbers["ece_paper_temperature_spread"] < max(errors) - min(errors)
+    assert "note" not in numbers
     assert numbers["training_seeds"] == [0, 1]
     assert numbers["command"].endswith("&& gpldla eval runs/letters-seed0 --shots 1 --json")
     assert {

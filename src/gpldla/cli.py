@@ -167,9 +167,11 @@ def train(
 
 @app.command("eval")
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="Folder of a trained model.")],
+    model: Annotated[Path, typer.Argument(help="Folder of a trained model, or the name of a shipped one.")],
     dataset: Annotated[str | None, typer.Option(help="Default: what the model was trained on.")] = None,
-    shots: Annotated[int | None, typer.Option(help="Examples a class; default: as in training.")] = None,
+    shots: Annotated[
+        int | None, typer.Option(help="Examples a class; default: what the model was chosen for.")
+    ] = None,
     ways: Annotated[int, typer.Option(help="Classes a task.")] = 5,
     queries: Annotated[int, typer.Option(help="Test images a class.")] = 15,
     episodes: Annotated[int, typer.Option(help="Episodes a repeat.")] = 600,
@@ -191,6 +193,8 @@ def evaluate(
     """Measure a model on novel classes: accuracy with 95 % interval, NLL and ECE.
 
     Example: gpldla eval runs/glyphs --dataset glyphs-digits --shots 5
+
+    A shipped model, see `gpldla models`: gpldla eval cub-conv4-5shot
     """
     from gpldla.data import load_protocol
     from gpldla.devices import torch_device
@@ -215,7 +219,9 @@ def evaluate(
         parts=("validation", "novel"),
         access=_access(data_root, cache),
     )
-    task = Task(ways, recipe.get("shots", 1) if shots is None else shots, queries, separate_groups)
+    if shots is None:  # as validation had them, which need not be as training had them
+        shots = recipe.get("validation_shots") or recipe.get("shots", 1)
+    task = Task(ways, shots, queries, separate_groups)
     result = ProtocolEvaluator(loaded, protocol).evaluate(task, episodes=episodes, repeats=repeats, seed=seed)
     numbers = {"model": str(model), "predictive": predictive or "default", **result.numbers}
     if as_json:
@@ -224,26 +230,67 @@ def evaluate(
         Console().print(evaluation_table(numbers))
 
 
+@app.command("models")
+def list_models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """List the trained models that come with gpldla, and what was measured of each on novel classes.
+
+    Every command that takes the folder of a model takes one of these names, too.
+
+    Example: gpldla models
+    """
+    from gpldla.report import models_table
+    from gpldla.shipped import CARD, MODELS, shipped_facts
+
+    facts = shipped_facts()
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    console = Console()
+    if not facts:
+        say(console, "No models come with this version of gpldla; train one with `gpldla train`.")
+        return
+    console.print(models_table(facts))
+    say(console, f"What each is for, and how it was made: {MODELS / 'NAME' / CARD}")
+
+
 @app.command("tables")
 def show_tables(
-    name: Annotated[str, typer.Argument(help="methods, or one of the paper's tables.")] = "methods",
+    name: Annotated[
+        str | None, typer.Argument(help="One of the paper's tables, or methods; default: all tables.")
+    ] = None,
     results: Annotated[
         Path | None, typer.Option(help="Folder of measured results; default: those that come with gpldla.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all tables and plots to this page instead.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Print the paper's tables with our numbers beside them; nothing is run.
 
-    Example: gpldla tables methods
+    Example: gpldla tables cub
+
+    The page of all results: gpldla tables --markdown docs/results.md
     """
     from gpldla import tables
 
+    if markdown is not None:
+        from gpldla.tables.page import write_page
+
+        if name is not None or as_json:
+            raise UserError("--markdown writes all tables; leave out the name of one, and --json.")
+        page, *pictures = write_page(markdown, results)
+        count = "1 picture" if len(pictures) == 1 else f"{len(pictures)} pictures"
+        say(messages, f"Wrote {page} and {count}.")
+        return
     if as_json:
         typer.echo(tables.as_json(name, results))
         return
     console = Console()
     for table in tables.tables(name, results):
-        console.print(table)
+        console.print(table, crop=False)  # a command in the notes may be longer than a line
 
 
 @data_app.command("list")

@@ -35,7 +35,8 @@ def fit(
     model: Annotated[
         str | None,
         typer.Option(
-            help=f"A pretrained backbone or a trained model's folder; default: {PICTURES}, texts {TEXTS}."
+            help="A pretrained backbone, the folder of a trained model, or the name of a shipped one;"
+            f" default: {PICTURES}, texts {TEXTS}."
         ),
     ] = None,
     support: Annotated[
@@ -301,15 +302,16 @@ def _load_model(name: str, device: str) -> "FewShotModel":
     from gpldla.devices import torch_device
     from gpldla.errors import did_you_mean
     from gpldla.model import FewShotModel
+    from gpldla.shipped import shipped_models
 
-    if Path(name).is_dir():
+    if Path(name).is_dir() or name in shipped_models():
         model = FewShotModel.from_pretrained(name)
     elif name in list_backbones():
         model = FewShotModel(name, "gpldla-auto")
         if not model.backbone.pretrained and any(True for _ in model.backbone.parameters()):
             raise UserError(f"Backbone {name!r} is untrained; give the folder of a model trained with it.")
     else:
-        pretrained = [PICTURES, TEXTS]
+        pretrained = [PICTURES, TEXTS, *shipped_models()]
         raise UserError(f"There is no model {name!r}{did_you_mean(name, pretrained)}")
     return model.to(torch_device(device)).eval()
 

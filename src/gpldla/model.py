@@ -21,9 +21,9 @@ from gpldla.heads.gpldla_auto import GPLDLAAuto, TaskPosterior
 from gpldla.novelty import Novelty, fit_novelty
 from gpldla.pictures import picture_tensor
 from gpldla.progress import SILENT, Reporter
+from gpldla.shipped import CONFIG, WEIGHTS, model_folder
 from gpldla.uncertainty import Uncertainty, uncertainty_of
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
 FORMAT = 1
 
 
@@ -185,9 +185,9 @@ class FewShotModel(nn.Module):
         write_json(folder / CONFIG, self.config())
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> "FewShotModel":
-        """Load a folder written by `save`, ready for evaluation."""
-        folder = Path(folder)
+    def from_pretrained(cls, name_or_folder: str | Path) -> "FewShotModel":
+        """Load a folder written by `save`, or a shipped model by its name, ready for evaluation."""
+        folder = model_folder(name_or_folder)
         if not (folder / CONFIG).is_file():
             raise UserError(f"{folder} is not a model: it has no {CONFIG}; train one with `gpldla train`.")
         config = read_json(folder / CONFIG)

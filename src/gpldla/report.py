@@ -13,6 +13,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 from PIL import Image
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -22,6 +23,7 @@ from gpldla.files import write_atomically
 from gpldla.own_data import Answer, FitSummary
 
 INK, MUTED, ACCENT, SECOND, GRID = "#1d2733", "#667280", "#2a6fb0", "#d9822b", "#e3e7ec"
+POINTS_OF_A_CLEAR_LINE = 60  # in a plot of training; many more are noise
 
 
 # ---- tables for the terminal
@@ -51,6 +53,28 @@ def evaluation_table(numbers: dict[str, Any]) -> Table:
             f"{numbers['ece' + suffix]:.2f}",
             f"{numbers['ece_equal_mass' + suffix]:.2f}",
         )
+    return table
+
+
+def models_table(models: Sequence[dict[str, Any]]) -> Table:
+    """Show the shipped models with their accuracy on novel classes; a row a model."""
+    # Without lines between columns, so that names, to be copied from here, are whole in 80 characters.
+    table = Table(title="Shipped models", title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
+    for column in ("model", "trained on", "network"):
+        table.add_column(column, overflow="fold")
+    for column in ("shots", "accuracy %", "ECE %", "MB"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for facts in models:
+        table.add_row(
+            *(escape(facts[name]) for name in ("name", "dataset", "backbone")),
+            str(facts["shots"]),
+            f"{facts['accuracy']:.1f} ± {facts['interval']:.1f}",
+            f"{facts['ece_val_temperature']:.1f}",
+            f"{facts['megabytes']:.1f}",
+        )
+    ways = ", ".join(sorted({f"{facts['ways']}-way" for facts in models}))
+    table.caption = f"{ways} tasks of novel classes; ECE with the temperature from validation classes"
+    table.caption_justify = "left"
     return table
 
 
@@ -155,14 +179,55 @@ def _class_count(facts: dict[str, Any]) -> str:
 
 def training_plot(metrics: Sequence[dict[str, float]]) -> Markup:
     """Loss, and accuracy in training and validation, over episodes."""
-    figure, (left, right) = _figure(1, 2, (9, 3))
-    left.plot(*_series(metrics, "loss"), color=ACCENT)
-    left.set(xlabel="episodes", ylabel="loss (−log p of the query)")
-    right.plot(*_series(metrics, "accuracy"), color=ACCENT, label="training episodes")
-    right.plot(*_series(metrics, "validation_accuracy"), "o-", color=SECOND, ms=4, label="validation script")
-    right.set(xlabel="episodes", ylabel="accuracy, %")
+    figure, (_, right) = _training_figure(metrics, "training episodes", "validation script")
     right.legend(frameon=False, loc="lower right")
     return _svg(figure, "Loss and accuracy during training")
+
+
+def training_curve(
+    metrics: Sequence[dict[str, float]], title: str, *, training: str, validation: str
+) -> bytes:
+    """The same as PNG, for the card of a model, with the weights that were kept.
+
+    training, validation: what the tasks of each are called
+    """
+    figure, (left, right) = _training_figure(metrics, training, validation)
+    episodes, accuracies = _series(metrics, "validation_accuracy")
+    best = int(np.argmax(accuracies))
+    label = f"kept weights: {accuracies[best]:.1f} %"
+    right.plot(episodes[best], accuracies[best], "*", color=INK, ms=11, zorder=4, label=label)
+    right.set_ylim(0, None)  # which leaves room for the legend
+    right.legend(frameon=False, loc="lower right", fontsize=8.5)
+    for axes in (left, right):
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    figure.suptitle(title, fontsize=11, color=INK)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})  # the same bytes every time
+    return buffer.getvalue()
+
+
+def _training_figure(
+    metrics: Sequence[dict[str, float]], training: str, validation: str
+) -> tuple[Any, list[Any]]:
+    figure, (left, right) = _figure(1, 2, (9, 3))
+    _plot_noisy(left, *_series(metrics, "loss"), label="")
+    left.set(xlabel="episodes", ylabel="loss (−log p of the query)")
+    _plot_noisy(right, *_series(metrics, "accuracy"), label=training)
+    right.plot(*_series(metrics, "validation_accuracy"), "o-", color=SECOND, ms=4, label=validation)
+    right.set(xlabel="episodes", ylabel="accuracy, %")
+    return figure, [left, right]
+
+
+def _plot_noisy(axes: Any, steps: list[float], values: list[float], *, label: str) -> None:
+    """Draw a line; where it has very many points, the mean of each stretch, and where most of it lies."""
+    stretch = len(steps) // POINTS_OF_A_CLEAR_LINE
+    if stretch > 1:
+        whole = len(steps) // stretch * stretch
+        of_stretch, noisy = (np.reshape(x[-whole:], (-1, stretch)) for x in (steps, values))
+        steps, values = of_stretch.mean(1).tolist(), noisy.mean(1).tolist()
+        low, high = np.quantile(noisy, (0.1, 0.9), axis=1)
+        axes.fill_between(steps, low, high, color=ACCENT, alpha=0.15, lw=0)
+    axes.plot(steps, values, color=ACCENT, label=label)
 
 
 def prior_plot(metrics: Sequence[dict[str, float]]) -> Markup:
