@@ -1,0 +1,47 @@
+"""The tables of the paper, as printed."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_suffix(".toml")
+RUNNING_TIME = "running-time"
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table as printed: one setting a column, and a row of texts a method, empty where there is none."""
+
+    name: str
+    title: str
+    measure: str
+    columns: list[dict[str, Any]]
+    rows: dict[str, list[str]]
+
+    @property
+    def settings(self) -> list[tuple[str, str]]:
+        """Its pairs of data set and network, in order."""
+        return list(dict.fromkeys((column["dataset"], column["backbone"]) for column in self.columns))
+
+    def shots(self, setting: tuple[str, str]) -> list[int]:
+        """Return the numbers of shots of a data set and network."""
+        return [column["shots"] for column in self.columns if _setting(column) == setting]
+
+    def texts(self, method: str, setting: tuple[str, str]) -> dict[int, str]:
+        """Return what the paper says of a method, by the number of shots; nothing where it is silent."""
+        return {
+            column["shots"]: text
+            for column, text in zip(self.columns, self.rows.get(method, []))
+            if _setting(column) == setting and text
+        }
+
+
+def _setting(column: dict[str, Any]) -> tuple[str, str]:
+    return column["dataset"], column["backbone"]
+
+
+def paper_tables() -> dict[str, PaperTable]:
+    """Return the tables by name."""
+    written = tomllib.loads(FILE.read_text("utf-8"))
+    return {name: PaperTable(name, **table) for name, table in written.items()}

@@ -1,0 +1,83 @@
+"""Running times: the paper's, and ours on a GPU, one episode at a time and many, and on a CPU."""
+
+from pathlib import Path
+from typing import Any
+
+from gpldla.bench.heads import TIMED
+from gpldla.errors import UserError
+from gpldla.files import read_json
+from gpldla.methods import methods
+from gpldla.tables.layout import Entry, ResultTable
+from gpldla.tables.paper import PaperTable
+from gpldla.tables.side_by_side import NOT_YET, row_title
+
+
+def times_table(table: PaperTable, folder: Path) -> ResultTable:
+    """Return one table of all times; those on a CPU only as multiples of GPLDLA's."""
+    gpu, cpu = (_read_times(folder / f"bench_heads_{device}.json") for device in ("cuda", "cpu"))
+    labels = {_method_of(label): label for label in TIMED}
+    most = max((row["batch"] for row in gpu["rows"]), default=1)
+    rows = []
+    for number, column in enumerate(table.columns):
+        shots = column["shots"]
+        for method, paper in table.rows.items():
+            label = labels.get(method)
+            entries = [
+                str(shots),
+                paper[number],
+                _time(gpu, (label, shots, 1), "us_an_episode", 1e-3),
+                _time(gpu, (label, shots, most), "us_an_episode"),
+                _time(cpu, (label, shots, 1), "ratio"),
+            ]
+            rows.append((row_title(method), [Entry(text) for text in entries]))
+    device = gpu["device"].split(",")[0]
+    head = [
+        ("", "shots"),
+        ("paper", "ms"),
+        (device, "single, ms"),
+        (device, f"{most:,} at once, µs"),
+        ("CPU", "× GPLDLA"),
+    ]
+    features = f", d = {gpu['features']}" if "features" in gpu else ""
+    return ResultTable(table.title + features, head, rows, _notes(gpu, cpu, rows))
+
+
+def _notes(gpu: dict[str, Any], cpu: dict[str, Any], rows: list[tuple[str, list[Entry]]]) -> list[str]:
+    notes = ["The paper's times are of another machine, so none is marked as better."]
+    notes.append("ms and µs: of one episode; CPU: single episodes, as a multiple of GPLDLA's time.")
+    notes += [f"By `{one['command']}` on {one['device']}." for one in (gpu, cpu) if one["rows"]]
+    if any(entry.text == NOT_YET for _, entries in rows for entry in entries):
+        notes.append(f"{NOT_YET}: not measured yet.")
+    return notes
+
+
+def _read_times(path: Path) -> dict[str, Any]:
+    return read_rows(path) if path.is_file() else {"rows": [], "device": "GPU"}
+
+
+def read_rows(path: Path) -> dict[str, Any]:
+    """Read measured rows with the command and the device that they come from."""
+    results = read_json(path)
+    if not isinstance(results, dict) or not {"rows", "device", "command"} <= results.keys():
+        raise UserError(f"{path} does not hold results; measure them anew or remove it.")
+    return results
+
+
+def _time(results: dict[str, Any], wanted: tuple[str | None, int, int], key: str, factor: float = 1) -> str:
+    for row in results["rows"]:
+        if (row["method"], row["shots"], row["batch"]) == wanted:
+            return f"{row[key] * factor:.2f}"
+    return NOT_YET
+
+
+def _method_of(label: str) -> str | None:
+    """Return the method that a timed head stands for, if its default is timed."""
+    head, options = TIMED[label]
+    if options.get("predictive"):
+        return None
+    wanted = {"head": head, **{f"head_{key}": value for key, value in options.items()}}
+    for method in methods().values():
+        own = {key: value for key, value in method.settings.items() if key in wanted}
+        if own == wanted:
+            return method.name
+    return None
