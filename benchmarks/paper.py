@@ -34,7 +34,7 @@ PLAN = Path(__file__).with_suffix(".toml")
 MEASURED = "measured.json"
 CALIBRATION_TASKS, CALIBRATION_RUNS = 3_000, 5
 NOTES = {  # what is to be said beside the numbers of a data set and network
-    ("cub", "resnet10"): "Photographs with a shorter side of at most 224 pixels: inputs are a little enlarged."
+    ("cub", "resnet10"): "Photographs with a shorter side of at most 224 pixels: a little enlarged for this."
 }
 
 
