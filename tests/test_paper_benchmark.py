@@ -1,11 +1,14 @@
 """The trainings behind the paper's tables: the plan, what is measured, and the cells that come of it."""
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from benchmarks import paper
 from benchmarks.paper import Training, cell, collect, measure, plan
 
+from gpldla.files import write_json
 from gpldla.recipe import list_recipes, read_recipe
 from gpldla.training import train
 
@@ -113,3 +116,40 @@ def test_cells_come_when_all_seeds_are_there(measured, tmp_path):
     assert lines[0].startswith("letters: ")
     assert lines[1] == "more: not measured yet: more-seed0"
     assert [path.name for path in (tmp_path / "cells").iterdir()] == ["letters.json"]
+
+
+class TestRunning:
+    @pytest.fixture
+    def commands(self, monkeypatch):
+        """Stand in for the processes: note what they were asked, and succeed."""
+        asked = []
+
+        def process(command, **options):
+            asked.append(command[1:])
+            if "measure" in command:
+                write_json(Path(command[-1]) / paper.MEASURED, {"accuracy": 61.234})
+            return SimpleNamespace(returncode=0, stderr="")
+
+        monkeypatch.setattr(paper.subprocess, "run", process)
+        return asked
+
+    def test_trains_then_measures(self, commands, tmp_path):
+        line = paper.run(Training("a", "cub", set={"shots": 5}), 3, tmp_path)
+        folder = str(tmp_path / "a-seed3")
+        assert line == "a-seed3: 61.23 % on novel classes"
+        assert commands == [
+            ["-m", "gpldla", "train", "cub", "-o", folder, "--seed", "3", "--set", "shots=5"],
+            ["-m", "benchmarks.paper", "measure", "a", "--runs", folder],
+        ]
+
+    def test_what_is_measured_is_not_trained_again(self, commands, tmp_path):
+        paper.run(Training("a", "cub"), 0, tmp_path)
+        assert paper.run(Training("a", "cub"), 0, tmp_path) == "a-seed0: done before"
+        assert len(commands) == 2
+
+    def test_a_failure_is_told_and_nothing_measured(self, commands, tmp_path, monkeypatch):
+        failed = SimpleNamespace(returncode=2, stderr="gpldla: There is no data set here.\n")
+        monkeypatch.setattr(paper.subprocess, "run", lambda *_, **__: failed)
+        line = paper.run(Training("a", "cub"), 0, tmp_path)
+        assert line == "a-seed0: failed: gpldla: There is no data set here."
+        assert not (tmp_path / "a-seed0" / paper.MEASURED).exists()
