@@ -134,7 +134,7 @@ def recorded(monkeypatch):
 
 
 def graphed_recipe(head="protonet", episodes_an_update=1, updates=10, **settings):
-    if head == "gpldla" and episodes_an_update > 1:
+    if head in ("gpldla", "laplace", "lda") and episodes_an_update > 1:
         settings = {"head_predictive": "probit", **settings}  # noise is drawn for all episodes at once
     defaults = {
         "head": head,
@@ -219,6 +219,15 @@ def test_graphed_training_is_plain_training(
         assert ours.keys() == theirs.keys()
         for name in (name for name in theirs if name.endswith("running_var")):
             assert (ours[name] - theirs[name]).norm() < 1e-2 * theirs[name].norm(), name
+
+
+@pytest.mark.parametrize("head", ["laplace", "lda", "gpdkt"])
+def test_graphed_training_of_other_heads_is_plain_training(tmp_path, exact, recorded, head):
+    recipe = graphed_recipe(head, episodes_an_update=2)
+    plainly(recipe, tmp_path / "plain")
+    on_gpu(recipe, tmp_path / "graphed")
+    assert recorded == [2] * 10
+    assert_same_losses(tmp_path / "graphed", tmp_path / "plain", recipe)
 
 
 @pytest.mark.parametrize(("backbone", "size"), [("conv4", 84), ("resnet10", 32)])

@@ -153,7 +153,7 @@ def assert_same_state(folder, expected, tolerance=1e-5, without=("nothing",)):
 
 def recipe_for(head="gpldla", episodes_an_update=1, updates=10, precision="64-true", **settings):
     """Return a training in float64: Adam turns rounding errors of float32 into steps of its own."""
-    if head == "gpldla" and episodes_an_update > 1:
+    if head in ("gpldla", "laplace", "lda") and episodes_an_update > 1:
         settings["head_predictive"] = "probit"  # noise is drawn for all episodes of an update at once
     return tiny_recipe(
         head=head,
@@ -180,7 +180,7 @@ def make_stage(head="protonet", *, frozen=False, **settings):
 # ---- whole trainings
 
 
-@pytest.mark.parametrize("head", ["gpldla", "protonet"])
+@pytest.mark.parametrize("head", ["gpldla", "laplace", "lda", "gpdkt", "protonet"])
 @pytest.mark.parametrize(("episodes_an_update", "ema"), [(1, 0.5), (3, 0.5), (3, 0.0)])
 def test_graphed_training_is_plain_training(tmp_path, monkeypatch, head, episodes_an_update, ema):
     recipe = recipe_for(head, episodes_an_update, ema=ema, augment="characters")
@@ -195,7 +195,7 @@ def test_graphed_training_is_plain_training(tmp_path, monkeypatch, head, episode
     assert_same_state(tmp_path / "graphed", tmp_path / "plain")
 
 
-@pytest.mark.parametrize("head", ["gpldla", "protonet"])
+@pytest.mark.parametrize("head", ["gpldla", "laplace", "lda", "gpdkt", "protonet"])
 @pytest.mark.parametrize("episodes_an_update", [1, 3])
 def test_episodes_that_are_computed_together_train_as_one_by_one(
     tmp_path, monkeypatch, request, head, episodes_an_update
@@ -393,6 +393,10 @@ class NoLook(TorchDispatchMode):
         pytest.param("gpldla", {"predictive": "quadrature"}),
         pytest.param("gpldla", {"predictive": "qmc"}),
         pytest.param("gpldla-auto", {}),
+        ("lda", {}),
+        ("laplace", {}),
+        ("gpdkt", {}),
+        ("gpdkt", {"kernel": "linear"}),
         ("protonet", {}),
         ("protonet", {"normalize": True}),
     ],
@@ -408,7 +412,14 @@ def test_what_can_be_recorded_looks_at_no_value(name, options):
         head.loss(support.requires_grad_(), labels, query.requires_grad_(), query_labels, 3).backward()
 
 
-@pytest.mark.parametrize(("name", "options"), [("gpldla", {"predictive": "probit"}), ("protonet", {})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {"predictive": "probit"}) for name in ("gpldla", "laplace", "lda")),
+        ("gpdkt", {}),
+        ("protonet", {}),
+    ],
+)
 def test_the_loss_of_a_batch_is_the_mean_of_its_losses(name, options):
     head = create_head(name, 8, **options).train()
     support, query, labels, query_labels = episodes_of_features(3)

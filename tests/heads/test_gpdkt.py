@@ -339,3 +339,10 @@ def test_only_standardisation_needs_the_number_of_features():
     create_head("gpdkt", kernel="cosine")
     with pytest.raises(UserError, match="'gpdkt' has parameters as long as the features; give feature_dim"):
         create_head("gpdkt")
+
+
+def test_what_was_saved_before_batches_were_counted_still_loads():
+    head = create_head("gpdkt", 6)
+    saved = {name: t for name, t in head.state_dict().items() if not name.endswith("num_batches_tracked")}
+    assert len(saved) == len(head.state_dict()) - 1
+    create_head("gpdkt", 6).load_state_dict(saved)

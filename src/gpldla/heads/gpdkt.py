@@ -18,7 +18,6 @@ from gpldla.heads.base import (
 from gpldla.heads.linear import LinearPosterior
 
 Kernel = Literal["linear", "cosine", "bncosine"]
-BATCH_NORM_EPS, BATCH_NORM_MOMENTUM = 1e-5, 0.1
 
 
 @register_head("gpdkt")
@@ -112,16 +111,15 @@ class GPDKT(Head):
         return torch.linalg.cholesky_ex(noisy).L
 
 
-class _BatchNorm(nn.Module):
-    """Standardise each of d features: by an episode in training, later by running statistics."""
+class _BatchNorm(nn.BatchNorm1d):
+    """Standardise each of d features: by an episode in training, later by running statistics.
 
-    def __init__(self, d: int) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(d)), nn.Parameter(torch.zeros(d))
-        self.running_mean: Tensor
-        self.running_var: Tensor
-        self.register_buffer("running_mean", torch.zeros(d))
-        self.register_buffer("running_var", torch.ones(d))
+    One of torch's, so that updates of several episodes or processes treat its statistics as they do others'.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    momentum: float
 
     def forward(self, features: Tensor) -> Tensor:
         """Use the running statistics, [..., n, d] → [..., n, d]."""
@@ -134,9 +132,9 @@ class _BatchNorm(nn.Module):
             n = features.shape[-2]
             with torch.no_grad():
                 for running, now in ((self.running_mean, mean), (self.running_var, var * n / max(n - 1, 1))):
-                    running.lerp_(now.flatten(0, -2).mean(0).to(running.dtype), BATCH_NORM_MOMENTUM)
+                    running.lerp_(now.flatten(0, -2).mean(0).to(running.dtype), self.momentum)
         return self._scaled(features, mean, var)
 
     def _scaled(self, features: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        standard = (features - mean) * (var + BATCH_NORM_EPS).rsqrt()
+        standard = (features - mean) * (var + self.eps).rsqrt()
         return (standard * self.weight + self.bias).to(features.dtype)
