@@ -191,7 +191,8 @@ def cell(training: Training, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _evaluation(run: dict[str, Any]) -> str:
     folder = shlex.split(run["command"])[4]
-    return f"gpldla eval {folder} --shots {run['shots']} --json"
+    length = "" if run["episodes"] == Training.episodes else f" --episodes {run['episodes']}"
+    return f"gpldla eval {folder} --shots {run['shots']}{length} --json"
 
 
 def collect(trainings: list[Training], runs: Path, results: Path) -> list[str]:
@@ -221,14 +222,20 @@ def main() -> None:
     options = parser.parse_args()
     trainings = plan(options.names)
     if options.what == "measure":
+        if len(trainings) != 1:
+            raise SystemExit("Name the one training whose folder --runs is.")
         measure(trainings[0], options.runs)
     elif options.what == "collect":
         print("\n".join(collect(trainings, options.runs, options.results)))
     else:
         jobs = [(training, seed) for training in trainings for seed in training.seeds]
         with ThreadPoolExecutor(options.at_once) as pool:
+            lines = []
             for line in pool.map(lambda job: run(job[0], job[1], options.runs), jobs):
                 print(line, flush=True)
+                lines.append(line)
+        if any(": failed: " in line for line in lines):
+            raise SystemExit(1)
 
 
 if __name__ == "__main__":

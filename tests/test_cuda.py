@@ -178,7 +178,9 @@ def assert_same_losses(graphed, plain, recipe, tolerance=1e-3):
     """
     ours, expected = losses(graphed), losses(plain)
     assert ours[:2] == pytest.approx(expected[:2], rel=tolerance)
-    if ours != pytest.approx(expected, rel=tolerance):
+    if recipe.precision == "64-true":  # whose rounding is too small for that
+        assert ours == pytest.approx(expected, rel=tolerance)
+    elif ours != pytest.approx(expected, rel=tolerance):
         own_distances = []
         for nudge in (1e-7, 1e-6):
             plainly(recipe, plain / f"nudged-{nudge}", nudge)

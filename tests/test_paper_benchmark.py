@@ -5,11 +5,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from benchmarks import paper
 from benchmarks.paper import Training, cell, collect, measure, plan
 
+from gpldla.evaluation import Predictions
 from gpldla.files import write_json
 from gpldla.recipe import list_recipes, read_recipe
+from gpldla.tables import paper_tables, read_cells, result_tables
 from gpldla.training import train
 
 TRAININGS = {training.name: training for training in plan([])}
@@ -23,6 +26,23 @@ def test_a_name_says_what_is_trained(name):
     rest = "" if training.method == "gpldla" else f"-{training.method}"
     rest += "-paper" if training.recipe.endswith("-paper") else ""
     assert name == f"{recipe.dataset}-{recipe.backbone}-{shots}shot{rest}"
+
+
+def test_every_training_has_a_place_in_a_table(tmp_path):
+    for training in TRAININGS.values():
+        recipe = read_recipe(training.recipe, training.set, method=training.method)
+        numbers = {"method": training.method, "recipe": training.recipe, "dataset": recipe.dataset}
+        numbers |= {"backbone": recipe.backbone, "shots": recipe.validation_shots or recipe.shots}
+        numbers |= {"accuracy": len(list(tmp_path.rglob("*.json"))) + 0.25, "interval": 0.1}
+        write_json(tmp_path / "cells" / f"{training.name}.json", numbers)
+    shown = "\n".join(
+        line
+        for table in paper_tables().values()
+        for part in result_tables(table, tmp_path, read_cells(tmp_path))
+        for line in part.markdown()
+    )
+    missing = [n for n in range(len(TRAININGS)) if f"{n}.25 ± 0.10" not in shown]
+    assert not missing
 
 
 @pytest.mark.parametrize("name", [name for name in list_recipes() if name.endswith("-paper")])
@@ -57,7 +77,7 @@ def measured(tmp_path_factory):
     """Two short trainings on printed letters, measured."""
     runs = tmp_path_factory.mktemp("runs")
     settings = {"episodes": 3, "ways": 5, "validation_episodes": 2, "temperature_episodes": 2}
-    training = Training("letters", "demo-fast", set=settings, seeds=(0, 1), calibration=True)
+    training = Training("letters", "demo-fast", set=settings, seeds=(0, 1), calibration=True, episodes=60)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paper, "CALIBRATION_TASKS", 40)
         for seed in training.seeds:
@@ -71,7 +91,7 @@ def test_a_training_is_measured_as_the_paper_does(measured):
     _, runs = measured
     numbers = json.loads((runs / "letters-seed1" / paper.MEASURED).read_text())
     assert (numbers["ways"], numbers["shots"], numbers["queries"]) == (5, 1, 15)
-    assert (numbers["episodes"], numbers["repeats"], numbers["seed"]) == (600, 5, 1)
+    assert (numbers["episodes"], numbers["repeats"], numbers["seed"]) == (60, 5, 1)
     assert numbers["command"].startswith(
         "gpldla train demo-fast -o runs/letters-seed1 --seed 1 --set episodes=3"
     )
@@ -80,9 +100,38 @@ def test_a_training_is_measured_as_the_paper_does(measured):
         assert len(set(errors)) == 5
         assert all(0 <= error < 50 for error in errors)
     bins = numbers["reliability"]
-    assert sum(bins["counts"]) == 5 * 600 * 75
+    assert sum(bins["counts"]) == 5 * 60 * 75
     right = sum(a * n for a, n in zip(bins["accuracy"], bins["counts"]) if n)
     assert 100 * right / sum(bins["counts"]) == pytest.approx(numbers["accuracy"])
+    for name, error in (("reliability", "ece"), ("reliability_val_temperature", "ece_val_temperature")):
+        bins = numbers[name]
+        rows = zip(bins["accuracy"], bins["confidence"], bins["counts"])
+        gaps = sum(abs(right - said) * n for right, said, n in rows if n)
+        assert 100 * gaps / sum(bins["counts"]) == pytest.approx(numbers[error])
+
+
+def test_temperatures_are_fitted_on_other_tasks_than_are_measured():
+    asked = []
+
+    class Part:
+        def __init__(self, name):
+            self.name = name
+
+        def predict(self, task, *, episodes, seed, split):
+            asked.append((self.name, split, seed, episodes))
+            log_prob = torch.randn(episodes, 4, 2, generator=torch.Generator().manual_seed(seed)).log_softmax(
+                -1
+            )
+            return Predictions(log_prob, torch.tensor([0, 0, 1, 1]))
+
+    paper.calibration(SimpleNamespace(part=Part), None)
+    measured = [row for row in asked if row[1] == "novel-calibration"]
+    assert [row[0] for row in measured] == ["novel"] * 5
+    for part in ("novel", "validation"):
+        fitted = [row for row in asked if row[1] == f"{part}-calibration-temperature"]
+        assert [(row[0], row[2]) for row in fitted] == [(part, number) for number in range(5)]
+    assert {row[3] for row in asked} == {3000}
+    assert len(asked) == 15
 
 
 def test_a_cell_is_the_mean_over_training_seeds(measured):
@@ -97,7 +146,7 @@ def test_a_cell_is_the_mean_over_training_seeds(measured):
     assert 0 < numbers["ece_paper_temperature_spread"] < max(errors) - min(errors)
     assert "note" not in numbers
     assert numbers["training_seeds"] == [0, 1]
-    assert numbers["command"].endswith("&& gpldla eval runs/letters-seed0 --shots 1 --json")
+    assert numbers["command"].endswith("&& gpldla eval runs/letters-seed0 --shots 1 --episodes 60 --json")
     assert {
         "method",
         "recipe",

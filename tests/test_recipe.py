@@ -233,3 +233,11 @@ class TestSchedules:
     def test_constant_stays(self):
         factor = make_recipe({"schedule": "constant", "episodes": 10}).learning_rate_factor
         assert {factor(episode) for episode in (0, 5, 10, 1000)} == {1.0}
+
+
+def test_another_head_does_without_the_options_of_the_recipes():
+    assert read_recipe("omniglot-emnist").head_options == {"dimension": 400}
+    assert read_recipe("omniglot-emnist", {"head": "gpldla"}).head_options == {"dimension": 400}
+    assert read_recipe("omniglot-emnist", {"head": "protonet"}).head_options == {}
+    own = {"head": "protonet", "head_normalize": True}
+    assert read_recipe("omniglot-emnist", own).head_options == {"normalize": True}

@@ -474,3 +474,16 @@ def test_a_checkpoint_from_before_there_were_stages_resumes(tmp_path, trained):
     }
     state.write(tmp_path)
     assert_ends_like(tmp_path, run(recipe, tmp_path), trained(head="gpldla"))
+
+
+@pytest.mark.parametrize(("smallest_crop", "colour_jitter"), [(1.0, 0.4), (0.08, 0.0)])
+def test_how_much_photographs_change_is_said_by_the_recipe(smallest_crop, colour_jitter):
+    recipe = tiny_recipe(augment="photographs", smallest_crop=smallest_crop, colour_jitter=colour_jitter)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    material = Material(recipe, FewShotModel("conv4s"), whole(tiny_set()), fabric)
+    numbers = torch.arange(IMAGES)
+    changes = material.draw_changes(numbers, numbers)
+    extents, factors = changes[:, 2:4], changes[:, 5:]
+    height, width = material.images.stored_shape
+    assert (extents == torch.tensor([height, width])).all() == (smallest_crop == 1)
+    assert (factors == 1).all() == (colour_jitter == 0)

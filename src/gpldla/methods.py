@@ -32,14 +32,15 @@ class Method:
 
     def put_on(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of a recipe with this method in place of its own."""
-        own_options = {"head", *(key for key in recipe if _is_head_option(key))}
+        own_options = {"head", *(key for key in recipe if is_head_option(key))}
         settings = {key: value for key, value in recipe.items() if key not in own_options}
         if settings.get("backbone") in self.backbones:
             settings["backbone"] = self.backbones[settings["backbone"]]
         return {**settings, **self.settings}
 
 
-def _is_head_option(key: str) -> bool:
+def is_head_option(key: str) -> bool:
+    """Say whether a recipe's setting is an option of its head."""
     return key.startswith("head_") and key != "head_learning_rate"
 
 

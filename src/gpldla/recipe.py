@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 from gpldla.data.training_images import TRAINING_TRANSFORMS
 from gpldla.errors import UserError, did_you_mean
 from gpldla.heads import head_options
-from gpldla.methods import find_method
+from gpldla.methods import find_method, is_head_option
 
 SHIPPED = Path(__file__).parent / "recipes"
 HEAD_OPTION = "head_"  # a key with this prefix goes to the head: head_n_samples = 10
@@ -167,12 +167,16 @@ def read_recipe(
 ) -> Recipe:
     """Read a shipped recipe by name or a TOML file by path.
 
-    The settings of a `method` win over those of the recipe, and `overrides` over both.
+    The settings of a `method` win over those of the recipe, and `overrides` over both. Where these name
+    another head, the options of the recipe's own are left out.
     """
     settings = read_settings(name_or_path)
     if method is not None:
         settings = find_method(method).put_on({"backbone": Recipe.backbone, **settings})
-    return make_recipe({**settings, **(overrides or {})})
+    overrides = overrides or {}
+    if "head" in overrides and overrides["head"] != settings.get("head", Recipe.head):
+        settings = {key: value for key, value in settings.items() if not is_head_option(key)}
+    return make_recipe({**settings, **overrides})
 
 
 def read_settings(name_or_path: str | Path) -> dict[str, Any]:

@@ -66,8 +66,8 @@ def test_the_prior_may_have_another_dimension_than_the_features(dimension):
         assert largest_relative_error(got, by_loops) < 1e-9
 
 
-def test_features_that_are_written_down_twice_change_nothing_at_a_given_dimension():
-    """The kernel is the same, so the answers should be; with d in the place of D they are not."""
+def test_features_that_are_written_down_twice_leave_the_mean_logits_at_a_given_dimension():
+    """The kernel is the same, so the mode should be; with d in the place of D it is not."""
     support, labels, query, _ = random_episode(2, 3, 4, 6)
     for dimension, same in ((40, True), (None, False)):
         once, twice = (

@@ -146,7 +146,9 @@ def _trapezoid(mean: Tensor, var: Tensor, lowest: Tensor, highest: Tensor, n_poi
     distribution, density = mixture(finite_mean, var, t)  # F_j(t) and g_j(t)·√π, [C, T, Q]
     distribution = distribution.clamp_min(tiny)
 
-    all_below_t = distribution.prod(0)  # [T, Q]
+    # Π_j F_j(t), [T, Q]; a compiler cannot take the gradient of a product
+    compiling = torch.compiler.is_compiling()
+    all_below_t = distribution.log().sum(0).exp() if compiling else distribution.prod(0)
     mass = (density / distribution * all_below_t).sum(1)  # [C, Q]
     log_p = mass.clamp_min(tiny).log().log_softmax(0)
     log_p = torch.maximum(log_p, _jensen_bound(mean, var)).masked_fill(mean == -math.inf, -math.inf)

@@ -57,10 +57,11 @@ def page_text(page: Path, folder: Path) -> str:
     cells = read_cells(folder)
     lines = [INTRODUCTION, "", *_at_a_glance(cells)]
     for paper in paper_tables().values():
-        lines += ["", f"## {paper.title}"]
         shown = result_tables(paper, folder, cells)
+        alone = len(shown) == 1
+        lines += ["", f"## {shown[0].title if alone else paper.title}"]
         for table in shown:
-            lines += ["", *([f"### {table.title}", ""] if len(shown) > 1 else []), *table.markdown()]
+            lines += ["", *([] if alone else [f"### {table.title}", ""]), *table.markdown()]
     lines += ["", *_confidence(cells, _pictures_of(page)), "", *_sources(cells)]
     return "\n".join(lines) + "\n"
 
@@ -74,7 +75,8 @@ def _pictures_of(page: Path) -> Path:
 
 def _at_a_glance(cells: Sequence[Cell]) -> list[str]:
     head = [("", "shots"), ("", "paper"), ("", "ours, trained as the paper says"), ("", "ours, own recipe")]
-    own = {(c.setting, c.shots, c.as_the_paper): c for c in cells if c.method == OURS and not c.short}
+    measured = [cell for cell in cells if "accuracy" in cell.numbers and not cell.short]
+    own = {(c.setting, c.shots, c.as_the_paper): c for c in measured if c.method == OURS}
     rows = []
     for table in paper_tables().values():
         if table.measure != "accuracy":

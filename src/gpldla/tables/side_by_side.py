@@ -14,6 +14,7 @@ OURS = "gpldla"
 ABLATIONS = ("laplace", "lda")
 NOT_FREE = {"miniimagenet": "miniImageNet", "tieredimagenet": "tieredImageNet"}
 STAND_INS = {"miniimagenet": "tinyimagenet-mini", "mini-cub": "tinyimagenet-cub"}
+STAND_IN_NETWORKS = {"resnet18": "resnet18-84"}  # their pictures are too small for inputs of 224 pixels
 # What the paper's protocol changes for five shots; the recipes say so, too.
 FIVE_SHOT = "--set shots=5 --set decay_every=4000 --episodes 40000"
 NOT_YET, NO_IMAGES = "–", "no images"
@@ -197,7 +198,7 @@ def _stand_in_tables(table: PaperTable, setting: tuple[str, str], cells: Sequenc
     dataset, backbone = setting
     if dataset not in STAND_INS or table.measure != "accuracy":
         return []
-    stand_in = STAND_INS[dataset]
+    stand_in, backbone = STAND_INS[dataset], STAND_IN_NETWORKS.get(backbone, backbone)
     own = [cell for cell in cells if cell.setting == (stand_in, backbone) and table.measure in cell.numbers]
     if not own and read_settings(stand_in)["backbone"] != backbone:
         return []

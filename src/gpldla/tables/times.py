@@ -45,7 +45,9 @@ def times_table(table: PaperTable, folder: Path) -> ResultTable:
 def _notes(gpu: dict[str, Any], cpu: dict[str, Any], rows: list[tuple[str, list[Entry]]]) -> list[str]:
     notes = ["The paper's times are of another machine, so none is marked as better."]
     notes.append("ms and µs: of one episode; CPU: single episodes, as a multiple of GPLDLA's time.")
-    notes += [f"By `{one['command']}` on {one['device']}." for one in (gpu, cpu) if one["rows"]]
+    for one in (gpu, cpu):
+        if one["rows"]:
+            notes.append(f"By `{one['command']}` on {one['device']}, commit {one.get('commit', 'unknown')}.")
     if any(entry.text == NOT_YET for _, entries in rows for entry in entries):
         notes.append(f"{NOT_YET}: not measured yet.")
     return notes
