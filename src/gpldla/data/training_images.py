@@ -46,26 +46,20 @@ def _nothing(uniforms: Tensor, shapes: Tensor | None, stored: tuple[int, int]) -
     return uniforms
 
 
-def _characters(uniforms: Tensor, shapes: Tensor | None, stored: tuple[int, int]) -> Tensor:
-    return draw_character_changes(uniforms)
-
-
-def _strokes(uniforms: Tensor, shapes: Tensor | None, stored: tuple[int, int]) -> Tensor:
-    return draw_stroke_changes(uniforms)
-
-
 def _as_in_evaluation(images: Tensor, changes: Tensor, preprocessing: Preprocessing) -> Tensor:
     return evaluation_images(images, preprocessing)
 
 
-def _changed_characters(images: Tensor, changes: Tensor, preprocessing: Preprocessing) -> Tensor:
-    changed = change_characters(resized_images(images, preprocessing), changes)
-    return standardise_(centre_crop(changed, preprocessing), preprocessing)
+def _characters(
+    numbers: int, draw: Callable[[Tensor], Tensor], change: Callable[[Tensor, Tensor], Tensor]
+) -> TrainingTransform:
+    """Make a transform of what happens to characters, which have no shape but the stored one."""
 
+    def apply(images: Tensor, changes: Tensor, preprocessing: Preprocessing) -> Tensor:
+        changed = change(resized_images(images, preprocessing), changes)
+        return standardise_(centre_crop(changed, preprocessing), preprocessing)
 
-def _changed_strokes(images: Tensor, changes: Tensor, preprocessing: Preprocessing) -> Tensor:
-    changed = change_strokes(resized_images(images, preprocessing), changes)
-    return standardise_(centre_crop(changed, preprocessing), preprocessing)
+    return TrainingTransform(numbers, lambda uniforms, shapes, stored: draw(uniforms), apply)
 
 
 def _changed_photographs(images: Tensor, changes: Tensor, preprocessing: Preprocessing) -> Tensor:
@@ -83,8 +77,8 @@ def _changed_photographs(images: Tensor, changes: Tensor, preprocessing: Preproc
 
 TRAINING_TRANSFORMS = {
     "none": TrainingTransform(0, _nothing, _as_in_evaluation),
-    "characters": TrainingTransform(CHARACTER_NUMBERS, _characters, _changed_characters),
-    "strokes": TrainingTransform(STROKE_NUMBERS, _strokes, _changed_strokes),
+    "characters": _characters(CHARACTER_NUMBERS, draw_character_changes, change_characters),
+    "strokes": _characters(STROKE_NUMBERS, draw_stroke_changes, change_strokes),
     "photographs": TrainingTransform(PHOTOGRAPH_NUMBERS, draw_photograph_changes, _changed_photographs),
 }
 
