@@ -333,12 +333,17 @@ def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, li
     figure = Figure(figsize=size, layout="constrained")
     axes = [ax for row in figure.subplots(rows, columns, squeeze=False) for ax in row]
     for ax in axes:
-        ax.grid(color=GRID, lw=0.8)
-        ax.set_axisbelow(True)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.spines[["left", "bottom"]].set_color(MUTED)
-        ax.tick_params(colors=MUTED, labelsize=8)
+        style_axes(ax, label_size=8)
     return figure, axes
+
+
+def style_axes(ax: Any, *, label_size: int) -> None:
+    """Give a plot the quiet look that all of them have."""
+    ax.grid(color=GRID, lw=0.8)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(MUTED)
+    ax.tick_params(colors=MUTED, labelsize=label_size)
 
 
 def _series(metrics: Sequence[dict[str, float]], name: str) -> tuple[list[float], list[float]]:

@@ -66,8 +66,9 @@ class ResultTable:
     def markdown(self) -> list[str]:
         """Return the lines of the table and its notes."""
         names = [self.named, *(f"{group}, {name}" if group else name for group, name in self.head)]
-        lines = [_line(names), "|---|" + "--:|" * len(self.head)]
-        lines += [_line([name, *(entry.for_markdown() for entry in entries)]) for name, entries in self.rows]
+        lines = [markdown_row(names), "|---|" + "--:|" * len(self.head)]
+        for name, entries in self.rows:
+            lines.append(markdown_row([name, *(entry.for_markdown() for entry in entries)]))
         for note in self.notes:
             lines += ["", f"    {note.strip('`')}" if _is_command(note) else note]
         return lines
@@ -83,5 +84,6 @@ def _note_for_terminal(note: str) -> Text:
     return Text(note, "dim")
 
 
-def _line(cells: list[str]) -> str:
+def markdown_row(cells: list[str]) -> str:
+    """Return a line of a Markdown table."""
     return "| " + " | ".join(cells) + " |"

@@ -6,7 +6,7 @@ from pathlib import Path
 from gpldla.errors import UserError
 from gpldla.files import check_writable, write_atomically
 from gpldla.tables import Cell, paper_tables, read_cells, result_tables, results_folder
-from gpldla.tables.layout import Entry, ResultTable
+from gpldla.tables.layout import Entry, ResultTable, markdown_row
 from gpldla.tables.plots import AS_PREDICTED, confidence_plots
 from gpldla.tables.side_by_side import (
     NO_IMAGES,
@@ -139,22 +139,12 @@ def _confidence(cells: Sequence[Cell], pictures: Path) -> list[str]:
 
 def _sources(cells: Sequence[Cell]) -> list[str]:
     """List every cell with its seeds, commit, device and command."""
-    names = (
-        "cell",
-        "accuracy of each seed, %",
-        "interval",
-        "over seeds",
-        "seeds",
-        "hours",
-        "commit",
-        "device",
-    )
+    names = ["cell", "accuracy of each seed, %", "interval", "over seeds", "seeds", "hours"]
     lines = ["## Where our numbers come from", "", "Each is a file in `results/cells`."]
     if not cells:
         return [*lines, "", "Not measured yet."]
-    lines += ["", "| " + " | ".join(names) + " |", "|---|" + "--:|" * 5 + "---|---|"]
-    for cell in cells:
-        lines.append("| " + " | ".join(_source(cell)) + " |")
+    lines += ["", markdown_row([*names, "commit", "device"]), "|---|" + "--:|" * 5 + "---|---|"]
+    lines += [markdown_row(_source(cell)) for cell in cells]
     lines += ["", "<details><summary>The commands</summary>", ""]
     lines += [f"- `{cell.file.stem}`: `{cell.numbers.get('command', 'unknown')}`" for cell in cells]
     return [*lines, "", "</details>"]
@@ -162,16 +152,13 @@ def _sources(cells: Sequence[Cell]) -> list[str]:
 
 def _source(cell: Cell) -> list[str]:
     numbers = cell.numbers
-    accuracies = numbers.get("accuracies") or [numbers[n] for n in ("accuracy",) if n in numbers]
     seconds = numbers.get("seconds", [])
     seconds = seconds if isinstance(seconds, list) else [seconds]
     return [
         f"`{cell.file.stem}`",
-        _listed(accuracies),
-        *(
-            _listed([numbers[name]] if numbers.get(name) is not None else [])
-            for name in ("interval", "spread")
-        ),
+        _listed(numbers.get("accuracies") or [numbers.get("accuracy")]),
+        _listed([numbers.get("interval")]),
+        _listed([numbers.get("spread")]),
         ", ".join(map(str, numbers.get("training_seeds", []))),
         _listed([one / 3600 for one in seconds]),
         str(numbers.get("commit", "")),
@@ -179,5 +166,5 @@ def _source(cell: Cell) -> list[str]:
     ]
 
 
-def _listed(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.2f}" for value in values)
+def _listed(values: Sequence[float | None]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values if value is not None)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpldla.calibration import Reliability
-from gpldla.report import ACCENT, GRID, INK, MUTED, SECOND
+from gpldla.report import ACCENT, INK, MUTED, SECOND, style_axes
 from gpldla.tables.cells import Cell
 
 AS_PREDICTED, TEMPERED = "reliability", "reliability_val_temperature"
@@ -102,11 +102,7 @@ def _draw_thresholds(axes: Sequence[Any], bins: dict[str, Reliability]) -> None:
 
 def _finish(axes: Sequence[Any], below: str) -> None:
     for ax in axes:
-        ax.grid(color=GRID, lw=0.8)
-        ax.set_axisbelow(True)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.spines[["left", "bottom"]].set_color(MUTED)
-        ax.tick_params(colors=MUTED, labelsize=9)
+        style_axes(ax, label_size=9)
         ax.yaxis.label.set_color(INK)
     axes[-1].yaxis.set_major_formatter("{x:.0f} %")
     axes[-1].set_xlim(0, 1)
