@@ -14,6 +14,8 @@ from gpldla.registry import Registry
 Size = TypeVar("Size")
 Thing = TypeVar("Thing")
 
+SAFE_NORM2 = (1e-18, 1e18)
+
 
 class Posterior(ABC):
     """A head adapted to a task (or to a batch of tasks)."""
@@ -131,10 +133,26 @@ def needed_dim(name: str, feature_dim: Size | None) -> Size:
 
 def unit_length(x: Tensor) -> Tensor:
     """Scale features [..., d] to length 1; a zero feature stays zero."""
-    largest = x.detach().abs().amax(-1, keepdim=True)
-    x = x / largest.where(largest > 0, 1)  # squares of large or tiny numbers are none
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    # A GPU is not waited for, a graph has to be prepared for everything.
+    if torch.compiler.is_compiling() or (looking_is_free(norm) and not are_safe_norms(norm.square())):
+        x = of_safe_size(x)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / norm.where(norm > 0, 1)
+
+
+def of_safe_size(x: Tensor) -> Tensor:
+    """Divide each row of features [..., d] by its largest entry: at unit length that makes no difference."""
+    largest = x.detach().abs().amax(-1, keepdim=True)
+    return x / largest.where(largest > 0, 1)
+
+
+def are_safe_norms(norm2: Tensor) -> bool:
+    """Look whether float32 keeps all these ‖x‖², and 1/‖x‖², with all digits."""
+    if not norm2.numel():
+        return True
+    lowest, highest = norm2.detach().aminmax()
+    return SAFE_NORM2[0] < lowest.item() and highest.item() < SAFE_NORM2[1]
 
 
 def class_one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpldla.heads.base import looking_is_free, unit_length
-
-SAFE_NORM2 = (1e-18, 1e18)  # where float32 keeps x² and 1/‖x‖² with all digits
+from gpldla.heads.base import are_safe_norms, looking_is_free, of_safe_size, unit_length
 
 
 @dataclass
@@ -27,16 +25,15 @@ class Rows:
         """Return features [..., n, d] as they are or at unit length."""
         if normalize and torch.compiler.is_compiling():
             # A graph cannot look at the size of features; and near unit length products fit in float16.
-            features = unit_length(_of_safe_size(features))
+            features = unit_length(features)
         squared = features.square()
         if not normalize:
             return cls(features, squared, None)
         norm2 = squared.sum(-1, keepdim=True)
-        if norm2.numel() and looking_is_free(norm2):
-            lowest, highest = norm2.detach().aminmax()
-            if SAFE_NORM2[0] < lowest.item() and highest.item() < SAFE_NORM2[1]:
+        if looking_is_free(norm2):
+            if are_safe_norms(norm2):
                 return cls(features, squared, norm2.rsqrt())
-            features = _of_safe_size(features)  # or a feature is zero
+            features = of_safe_size(features)  # or a feature is zero
             squared = features.square()
             norm2 = squared.sum(-1, keepdim=True)
         return cls(features, squared, norm2.where(norm2 > 0, 1).rsqrt())
@@ -83,9 +80,3 @@ def _scaled(product: Tensor, scale: Tensor | None, b: Tensor) -> Tensor:
     """Return product·scale + b: [..., n, C], [..., n, 1] or None, [..., C]."""
     b = b.unsqueeze(-2)
     return product + b if scale is None else torch.addcmul(b, product, scale)
-
-
-def _of_safe_size(features: Tensor) -> Tensor:
-    """Divide each row by its largest entry: at unit length that makes no difference."""
-    largest = features.detach().abs().amax(-1, keepdim=True)
-    return features / largest.where(largest > 0, 1)
