@@ -137,6 +137,13 @@ class TestRoundTrip:
         assert loaded.predict(QUERIES).tolist() == classifier.predict(QUERIES).tolist()
         np.testing.assert_allclose(loaded.leave_one_out(), classifier.leave_one_out(), atol=1e-6)
 
+    def test_the_power_of_features_comes_back(self, file):
+        classifier = fitted("gpldla", {"power": 0.5})
+        classifier.save(file)
+        answers = FewShotClassifier.load(file).predict_proba(QUERIES)
+        np.testing.assert_array_equal(answers, classifier.predict_proba(QUERIES))
+        assert not np.allclose(answers, fitted("gpldla").predict_proba(QUERIES))
+
     def test_answers_tell_the_classes_apart(self):
         """Else the comparisons here would compare nothing."""
         answers = fitted().predict_proba(QUERIES)

@@ -138,6 +138,13 @@ class TestAdaptable:
         assert np.abs(given_ - in_torch(head, support, labels, query)).max() <= 1e-4
         assert 0.5 < given_.max() < 0.99  # there is something to be right about
 
+    def test_features_raised_to_a_power(self, folder):
+        head = create_head("gpldla", beta=1.7, power=0.5)
+        export_adaptable(head, None, folder / "root.onnx")
+        support, labels, query = episode(0, [3, 1, 2], 9, 40)
+        given_ = answers(folder / "root.onnx", support=support, labels=labels, query=query)
+        assert np.abs(given_ - in_torch(head, support, labels, query)).max() <= 1e-4
+
     def test_a_class_without_examples_is_impossible(self, adaptable, head):
         support, labels, query = episode(1, [2, 0, 3, 0, 1], 8, 20)
         given_ = answers(adaptable, support=support, labels=labels, query=query)

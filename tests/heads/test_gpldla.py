@@ -29,6 +29,11 @@ class TestGPLDLAOfAnotherDimension(HeadContract):
     options = {"dimension": 1600}
 
 
+class TestGPLDLAOfARoot(HeadContract):
+    name = "gpldla"
+    options = {"power": 0.5}
+
+
 def adapted(support, labels, n_way, beta, beta_b, normalize=True, **options):
     head = create_head("gpldla", beta=beta, beta_b=beta_b, normalize=normalize, **options).eval()
     with torch.no_grad():
@@ -83,6 +88,42 @@ def test_features_that_are_written_down_twice_leave_the_mean_logits_at_a_given_d
 def test_a_dimension_is_a_positive_number(dimension):
     with pytest.raises(UserError, match="dimension must be a positive number"):
         create_head("gpldla", dimension=dimension)
+
+
+@pytest.mark.parametrize("power", [0.5, 0.7, 2])
+def test_features_are_raised_to_a_power(power):
+    """The posterior, and what it says of queries, are those of features that somebody else has raised."""
+    support, labels, query, _ = random_episode([1, 3, 2], 3, 4, 30)
+    support, query = (t.sign() * (t.abs() + 0.2) for t in (support, query))  # tiny entries are not raised
+    roots = [t.sign() * t.abs() ** power for t in (support, query)]
+    posterior = adapted(support, labels, 3, 0.7, 1.3, power=power)
+    w, b, V, v, sigma2 = reference.adapt(roots[0].numpy(), labels.numpy(), 3, 0.7, 1.3)
+    for got, expected in zip(posterior.logits(query), reference.logits(roots[1].numpy(), w, b, V, v)):
+        assert largest_relative_error(got, expected) < 1e-4
+    assert not torch.allclose(posterior.log_prob(query), adapted(support, labels, 3, 0.7, 1.3).log_prob(query))
+
+
+def test_a_root_has_gradients_at_zero_and_ignores_the_size_of_features():
+    support, labels, query, _ = random_episode(2, 3, 4, 30, nonnegative=True)
+    support[:, ::2] = 0
+    head = create_head("gpldla", power=0.5).eval()
+    small, large = (head.adapt(size * support, labels, 3).log_prob(size * query) for size in (1e-12, 1e12))
+    torch.testing.assert_close(small, large)
+    support.requires_grad_()
+    head.adapt(support, labels, 3).log_prob(query).sum().backward()
+    assert support.grad.isfinite().all()
+    assert support.grad.abs().max() < 1e3
+
+
+@pytest.mark.parametrize("power", [0, -1, math.inf, math.nan, "half"])
+def test_a_power_is_a_positive_number(power):
+    with pytest.raises(UserError, match="power must be a positive number"):
+        create_head("gpldla", power=power)
+
+
+def test_a_power_needs_unit_length():
+    with pytest.raises(UserError, match="power = 0.5 needs normalize = True"):
+        create_head("gpldla", power=0.5, normalize=False)
 
 
 @pytest.mark.parametrize(("ways", "shots", "d"), SIZES)

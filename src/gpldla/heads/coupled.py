@@ -52,7 +52,7 @@ class CoupledPosterior(Posterior):
     def logits(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean [..., q, C] and covariance [..., q, C, C] of the logits of a query [..., q, d]."""
         mean, _ = self.diagonal.logits(query)
-        phi = Rows.of(query, normalize=self.diagonal.normalize)
+        phi = self.diagonal.rows(query)
         k = self.beta2 * phi.cross(self.phi) + self.beta_b2  # [..., q, n]
         prior = self.beta2.squeeze(-1) * phi.norm2() + self.beta_b2.squeeze(-1)  # k(x, x), [..., q]
         through = self.blocks @ k.mT.unsqueeze(-3)  # E_c k(x), [..., C, n, q]

@@ -72,6 +72,7 @@ class LinearGP(Head):
     Only log β and log β_b are learned here; the network learns φ.
 
     normalize:  scale features to unit length, the cosine kernel of the paper's experiments
+    power:      raise features to it first, signs kept; 1 is the paper's, see docs/methods/gpldla.md
     n_samples:  Monte Carlo samples M (Eq. 21)
     priors:     class priors π: None counts the support (Eq. 14), "uniform", or one number a class
     """
@@ -83,14 +84,17 @@ class LinearGP(Head):
         beta: float = 1.0,
         beta_b: float = 1.0,
         normalize: bool = True,
+        power: float = 1.0,
         predictive: Predictive = "auto",
         n_samples: int = 10,
         priors: Literal["uniform"] | Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("beta", beta), ("beta_b", beta_b)):
+        for name, value in (("beta", beta), ("beta_b", beta_b), ("power", power)):
             if not (isinstance(value, Real) and 0 < value < math.inf):
                 raise UserError(f"{name} must be a positive number, not {value!r}.")
+        if power != 1 and not normalize:
+            raise UserError(f"power = {power:g} needs normalize = True: it forgets how long features are.")
         if predictive not in get_args(Predictive):
             raise UserError(
                 f"There is no predictive {predictive!r}{did_you_mean(str(predictive), get_args(Predictive))}"
@@ -103,6 +107,7 @@ class LinearGP(Head):
         self.log_beta = nn.Parameter(torch.tensor(math.log(beta), dtype=torch.float64))
         self.log_beta_b = nn.Parameter(torch.tensor(math.log(beta_b), dtype=torch.float64))
         self.normalize = normalize
+        self.power = float(power)
         self.predictive: Predictive = predictive
         self.n_samples = n_samples
         self.priors = priors
@@ -127,7 +132,7 @@ class LinearGP(Head):
         check_episode(support, labels, n_way)
         member = class_one_hot(labels, n_way, support.dtype)  # [..., n, C]
         counts = member.sum(-2)  # n_j, [..., C]
-        phi = Rows.of(support, normalize=self.normalize)  # [..., n, d]
+        phi = Rows.of(support, normalize=self.normalize, power=self.power)  # [..., n, d]
         beta, beta_b = self.log_beta.exp().to(support.dtype), self.log_beta_b.exp().to(support.dtype)
         labelled = LabelledFeatures(phi, member, counts, self._log_priors(counts), classes_without(counts))
         return self.posterior(labelled, beta, beta_b)
@@ -155,7 +160,9 @@ class LinearGP(Head):
         self, w: Tensor, b: Tensor, V: Tensor, v: Tensor, sigma2: Tensor | None
     ) -> "LinearGPPosterior":
         """Return the posterior with these moments, [..., C, d] and [..., C], answering as this head does."""
-        return LinearGPPosterior(w, b, V, v, sigma2, self.normalize, self._predictive_now(), self.n_samples)
+        return LinearGPPosterior(
+            w, b, V, v, sigma2, self.normalize, self._predictive_now(), self.n_samples, self.power
+        )
 
     def scalars(self) -> dict[str, float]:
         """Return β and β_b."""
@@ -212,6 +219,7 @@ class LinearGPPosterior(Posterior):
     normalize: bool
     predictive: Predictive
     n_samples: int
+    power: float = 1.0
     generator: torch.Generator | None = None
     _draws: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
 
@@ -236,15 +244,19 @@ class LinearGPPosterior(Posterior):
         mean, var = (torch.cat(parts) for parts in zip(*(self._logits(*chunk) for chunk in chunks)))
         return mean.view(*batch, *mean.shape[1:]), var.view(*batch, *var.shape[1:])
 
+    def rows(self, query: Tensor) -> Rows:
+        """Return φ of query features [..., q, d]."""
+        return Rows.of(query, normalize=self.normalize, power=self.power)
+
     def _logits(self, query: Tensor, w: Tensor, b: Tensor, V: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        phi = Rows.of(query, normalize=self.normalize)
+        phi = self.rows(query)
         return phi.dot(w, b), phi.squared_dot(V, v)
 
     def log_prob(self, query: Tensor) -> Tensor:
         """Return log p(y | x, S) [..., q, C] for query features [..., q, d], Eq. 21 (predictive)."""
         if self.predictive == "mc":
             weights, biases = self._weight_draws()
-            phi = Rows.of(query, normalize=self.normalize)
+            phi = self.rows(query)
             return predictive.log_mean_softmax(phi.dot(weights, biases))
         mean, var = self.logits(query)
         if self.predictive == "mc-logits":

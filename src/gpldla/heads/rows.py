@@ -7,6 +7,8 @@ from torch import Tensor
 
 from gpldla.heads.base import are_safe_norms, looking_is_free, of_safe_size, unit_length
 
+LINEAR_BELOW = 1e-3
+
 
 @dataclass
 class Rows:
@@ -21,8 +23,10 @@ class Rows:
     scale: Tensor | None
 
     @classmethod
-    def of(cls, features: Tensor, *, normalize: bool) -> "Rows":
-        """Return features [..., n, d] as they are or at unit length."""
+    def of(cls, features: Tensor, *, normalize: bool, power: float = 1.0) -> "Rows":
+        """Return features [..., n, d] as they are or, first raised to a power, at unit length."""
+        if power != 1:
+            features = raised(features, power)
         if normalize and torch.compiler.is_compiling():
             # A graph cannot look at the size of features; and near unit length products fit in float16.
             features = unit_length(features)
@@ -74,6 +78,15 @@ class Rows:
         """Return ‖φ‖², [..., n]: one, or zero for a zero feature, at unit length."""
         norm2 = self.x2.sum(-1)
         return norm2 if self.scale is None else norm2 * self.scale.squeeze(-1).square()
+
+
+def raised(x: Tensor, power: float) -> Tensor:
+    """Raise features [..., d] to a power, signs kept: up to a factor a row, which unit length takes away.
+
+    Entries below a thousandth of the typical one grow linearly instead: the slope of a root at 0 is infinite.
+    """
+    typical = unit_length(x) * x.shape[-1] ** 0.5
+    return typical * (typical.square() + LINEAR_BELOW**2) ** ((power - 1) / 2)
 
 
 def _scaled(product: Tensor, scale: Tensor | None, b: Tensor) -> Tensor:
