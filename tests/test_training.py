@@ -317,3 +317,23 @@ def test_training_evaluation_and_adaptation_serve_heads_of_every_kind(tmp_path, 
     probabilities = model.adapt(pictures, [0] * 4 + [1] * 4).predict_proba(pictures)
     assert probabilities.sum(1) == pytest.approx(1, abs=1e-5)
     assert (probabilities.argmax(1) == [0] * 4 + [1] * 4).mean() > 0.6
+
+
+def test_the_network_decays_and_the_prior_does_not(tmp_path):
+    """One step takes rate × decay of every weight away, beside what the gradient does."""
+    settings = {"episodes": 1, "ema": 0.0, "learning_rate": 0.01, "schedule": "constant"}
+    plain, decayed = (
+        run(tiny_recipe(weight_decay=decay, **settings), tmp_path / str(decay)).model.state_dict()
+        for decay in (0.0, 0.5)
+    )
+    torch.manual_seed(tiny_recipe().seed)
+    start = FewShotModel(tiny_recipe().backbone, tiny_recipe().head)
+    for name, weight in start.backbone.named_parameters():
+        name = f"backbone.{name}"
+        torch.testing.assert_close(plain[name] - decayed[name], 0.005 * weight.detach(), rtol=1e-3, atol=1e-7)
+    assert torch.equal(plain["head.log_beta"], decayed["head.log_beta"])
+
+
+def test_a_negative_decay_is_refused():
+    with pytest.raises(UserError, match=r"weight_decay = -1\.0 must be 0 or more"):
+        tiny_recipe(weight_decay=-1.0)

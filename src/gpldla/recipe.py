@@ -42,6 +42,7 @@ class Recipe:
     seed: int = 0
     # Optimisation: Adam with one rate for the network and one for the head's parameters
     learning_rate: float = 0.002
+    weight_decay: float = 0.0  # of the network: each step takes rate × decay of a weight away
     head_learning_rate: float = 0.005
     schedule: str = "cosine"  # "constant", "cosine" to 0, or "step"
     decay_every: int = 3_000  # episodes between the decays of "step"
@@ -79,7 +80,7 @@ class Recipe:
         ):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _require(self.base_batch >= 2, "base_batch", self.base_batch, "at least 2")
-        for name in ("base_validate_every", "base_weight_decay"):
+        for name in ("weight_decay", "base_validate_every", "base_weight_decay"):
             _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "0 or more")
         for name in (
             "learning_rate",

@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -210,15 +210,25 @@ class EpisodeStage(Stage):
         self.episodes_an_update = max(recipe.episodes_per_update, material.ranks.count)
         self.frozen_backbone = frozen_backbone
         model.backbone.requires_grad_(not frozen_backbone)
-        groups = [{"params": list(model.head.parameters()), "lr": recipe.head_learning_rate}]
-        if not frozen_backbone:
-            groups.insert(0, {"params": list(model.backbone.parameters()), "lr": recipe.learning_rate})
-        self.base_rates = [float(group["lr"]) for group in groups]  # type: ignore[arg-type]
+        of_head = {
+            "params": list(model.head.parameters()),
+            "lr": recipe.head_learning_rate,
+            "weight_decay": 0.0,
+        }
+        of_network = {
+            "params": list(model.backbone.parameters()),
+            "lr": recipe.learning_rate,
+            "weight_decay": recipe.weight_decay,
+        }
+        groups: list[dict[str, Any]] = [of_head] if frozen_backbone else [of_network, of_head]
+        self.base_rates = [group["lr"] for group in groups]
         graphs = GraphedUpdate.serves(model, material.fabric.device) and not frozen_backbone
         if graphs:  # they read the rates where they lie
             for group in groups:
                 group["lr"] = torch.tensor(group["lr"], device=material.fabric.device)
-        optimizer = torch.optim.Adam(groups, fused=graphs or None, capturable=graphs)
+        optimizer = torch.optim.AdamW(
+            groups, fused=graphs or None, capturable=graphs
+        )  # Adam, if nothing decays
         self.wrapped, self.optimizer = material.fabric.setup(model, optimizer)
         self._sampler = episode_sampler(material)
         self._drawn = self._draw(0)
