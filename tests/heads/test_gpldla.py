@@ -122,9 +122,29 @@ def test_a_power_is_a_positive_number(power):
         create_head("gpldla", power=power)
 
 
+def test_training_may_have_a_power_of_its_own():
+    support, labels, query, _ = random_episode(2, 3, 4, 30)
+
+    def answers(training, **options):
+        head = create_head("gpldla", predictive="quadrature", **options).train(training)
+        return head.adapt(support, labels, 3).log_prob(query)
+
+    both = {"power": 0.5, "training_power": 2.0}
+    assert torch.equal(answers(False, **both), answers(False, power=0.5))
+    assert torch.equal(answers(True, **both), answers(False, power=2.0))
+    assert torch.equal(answers(True, power=0.5), answers(False, power=0.5))
+    assert not torch.allclose(answers(True, **both), answers(False, **both))
+
+
+@pytest.mark.parametrize("power", [0, -1, math.nan, "half"])
+def test_a_power_of_training_is_a_positive_number(power):
+    with pytest.raises(UserError, match="training_power must be a positive number"):
+        create_head("gpldla", training_power=power)
+
+
 def test_a_power_needs_unit_length():
     with pytest.raises(UserError, match=r"power = 0\.5 needs normalize = True"):
-        create_head("gpldla", power=0.5, normalize=False)
+        create_head("gpldla", power=0.5, training_power=1.0, normalize=False)
 
 
 @pytest.mark.parametrize(("ways", "shots", "d"), SIZES)

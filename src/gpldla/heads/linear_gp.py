@@ -73,6 +73,7 @@ class LinearGP(Head):
 
     normalize:  scale features to unit length, the cosine kernel of the paper's experiments
     power:      raise features to it first, signs kept; 1 is the paper's, see docs/methods/gpldla.md
+    training_power: the same in training; None: as in evaluation
     n_samples:  Monte Carlo samples M (Eq. 21)
     priors:     class priors π: None counts the support (Eq. 14), "uniform", or one number a class
     """
@@ -85,15 +86,18 @@ class LinearGP(Head):
         beta_b: float = 1.0,
         normalize: bool = True,
         power: float = 1.0,
+        training_power: float | None = None,
         predictive: Predictive = "auto",
         n_samples: int = 10,
         priors: Literal["uniform"] | Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("beta", beta), ("beta_b", beta_b), ("power", power)):
+        training_power = power if training_power is None else training_power
+        positive = {"beta": beta, "beta_b": beta_b, "power": power, "training_power": training_power}
+        for name, value in positive.items():
             if not (isinstance(value, Real) and 0 < value < math.inf):
                 raise UserError(f"{name} must be a positive number, not {value!r}.")
-        if power != 1 and not normalize:
+        if not (power == training_power == 1 or normalize):
             raise UserError(f"power = {power:g} needs normalize = True: it forgets how long features are.")
         if predictive not in get_args(Predictive):
             raise UserError(
@@ -107,7 +111,7 @@ class LinearGP(Head):
         self.log_beta = nn.Parameter(torch.tensor(math.log(beta), dtype=torch.float64))
         self.log_beta_b = nn.Parameter(torch.tensor(math.log(beta_b), dtype=torch.float64))
         self.normalize = normalize
-        self.power = float(power)
+        self.power, self.training_power = float(power), float(training_power)
         self.predictive: Predictive = predictive
         self.n_samples = n_samples
         self.priors = priors
@@ -132,7 +136,7 @@ class LinearGP(Head):
         check_episode(support, labels, n_way)
         member = class_one_hot(labels, n_way, support.dtype)  # [..., n, C]
         counts = member.sum(-2)  # n_j, [..., C]
-        phi = Rows.of(support, normalize=self.normalize, power=self.power)  # [..., n, d]
+        phi = Rows.of(support, normalize=self.normalize, power=self._power_now())  # [..., n, d]
         beta, beta_b = self.log_beta.exp().to(support.dtype), self.log_beta_b.exp().to(support.dtype)
         labelled = LabelledFeatures(phi, member, counts, self._log_priors(counts), classes_without(counts))
         return self.posterior(labelled, beta, beta_b)
@@ -161,12 +165,15 @@ class LinearGP(Head):
     ) -> "LinearGPPosterior":
         """Return the posterior with these moments, [..., C, d] and [..., C], answering as this head does."""
         return LinearGPPosterior(
-            w, b, V, v, sigma2, self.normalize, self._predictive_now(), self.n_samples, self.power
+            w, b, V, v, sigma2, self.normalize, self._predictive_now(), self.n_samples, self._power_now()
         )
 
     def scalars(self) -> dict[str, float]:
         """Return β and β_b."""
         return {"beta": self.log_beta.exp().item(), "beta_b": self.log_beta_b.exp().item()}
+
+    def _power_now(self) -> float:
+        return self.training_power if self.training else self.power
 
     def _predictive_now(self) -> Predictive:
         if self.predictive == "auto":
