@@ -47,3 +47,18 @@ def refused(run):
         return err.rstrip()
 
     return run_command
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Collect the figures that are saved, to look at what is in them."""
+    from matplotlib.figure import Figure
+
+    saved, save = [], Figure.savefig
+
+    def collected(figure, *arguments, **options):
+        saved.append(figure)
+        return save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", collected)
+    return saved

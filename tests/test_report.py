@@ -19,6 +19,7 @@ from gpldla.report import (
     picture_uri,
     prior_plot,
     reliability_plot,
+    training_curve,
     training_plot,
     write_demo_report,
 )
@@ -153,6 +154,17 @@ class TestPlots:
         assert training_plot(METRICS) != training_plot(METRICS[:2])
         assert prior_plot(METRICS) != prior_plot(METRICS[:2])
         assert reliability_plot([("a", "b", bins(100))]) != reliability_plot([("a", "b", bins(1000))])
+
+    def test_a_star_marks_the_weights_that_were_kept(self, figures):
+        validated = [
+            {"episode": episode, "validation_accuracy": accuracy}
+            for episode, accuracy in ((20, 40.0), (40, 62.5), (60, 61.0))
+        ]
+        training_curve([*METRICS[:2], *validated], "a model", training="base", validation="validation")
+        (figure,) = figures
+        (star,) = [line for line in figure.axes[1].lines if line.get_marker() == "*"]
+        assert [list(data) for data in star.get_data()] == [[40], [62.5]]
+        assert star.get_label() == "kept weights: 62.5 %"
 
     def test_bins_may_all_be_too_small_to_show(self):
         assert reliability_plot([("few", "as predicted", bins(3))]).startswith("<svg")

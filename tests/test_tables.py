@@ -13,6 +13,7 @@ from gpldla.methods import methods
 from gpldla.recipe import SHIPPED, parse_override, read_recipe
 from gpldla.tables import METHODS, RESULTS, paper_tables, read_cells, results_folder, tables
 from gpldla.tables.page import page_text, write_page
+from gpldla.tables.plots import confidence_plots
 from gpldla.tables.side_by_side import FIVE_SHOT, STAND_INS, command, missing_images
 
 from .data.trees import write_cub
@@ -419,6 +420,19 @@ class TestPage:
         assert "| cub, conv4 | 5 | **78.86 ± 0.35** | 63.30 ± 0.40 | – |" in page
         assert "| tieredimagenet, conv4 | 1 | 54.75 ± 0.24 | no images | no images |" in page
 
+    @pytest.mark.parametrize(
+        ("own", "row"),
+        [
+            (66.0, "| 63.40 ± 0.14 | 60.00 ± 0.40 | **66.00 ± 0.40** |"),
+            (63.5, "| 63.40 ± 0.14 | 60.00 ± 0.40 | 63.50 ± 0.40 |"),
+            (61.0, "| **63.40 ± 0.14** | 60.00 ± 0.40 | 61.00 ± 0.40 |"),
+        ],
+    )
+    def test_the_papers_number_is_bold_if_it_is_better_than_all_of_ours(self, tmp_path, own, row):
+        write_cell(tmp_path, "paper", **AS_THE_PAPER | {"accuracy": 60.0})
+        write_cell(tmp_path, "own", **FULL | {"accuracy": own})
+        assert f"| cub, conv4 | 1 {row}" in page_text(tmp_path / "page.md", tmp_path)
+
     def test_says_where_each_number_comes_from(self, tmp_path, folder):
         page = page_text(tmp_path / "page.md", folder)
         row = "| `cub-1` | 65.50, 66.50 | 0.40 | 0.71 | 0, 1 | 1.00, 0.50 | abc1234 | A GPU, torch 9 |"
@@ -434,6 +448,23 @@ class TestPage:
         with Image.open(written[1]) as picture:
             assert picture.format == "PNG"
             assert min(picture.size) > 500
+
+    def test_the_plots_show_what_was_measured(self, tmp_path, figures):
+        write_cell(tmp_path, "cub-1", **FULL, reliability=BINS)
+        confidence_plots([("1-shot", *read_cells(tmp_path))])
+        (figure,) = figures
+        bars, shares = (figure.subfigs[0].axes[place] for place in (0, 3))
+        lines, left = (figure.subfigs[0].axes[place] for place in (2, 5))
+        # 200 of 310 are in the last bin; ten in the first are too few to count
+        assert [bar.get_height() for bar in bars.patches] == pytest.approx([0.6, 0.9, 0.5])
+        assert [bar.get_height() for bar in shares.patches] == pytest.approx(
+            [0, 100 / 31, 1000 / 31, 2000 / 31]
+        )
+        assert bars.texts[0].get_text() == "ECE 3.1 %"
+        x, accuracy = lines.lines[0].get_data()
+        assert list(x) == [0, 0.25, 0.5, 0.75]
+        assert list(accuracy) == pytest.approx([245 / 310, 245 / 310, 240 / 300, 180 / 200])
+        assert list(left.lines[0].get_ydata()) == pytest.approx([100, 100, 3000 / 31, 2000 / 31])
 
     def test_says_what_is_not_measured_yet(self, tmp_path):
         empty = tmp_path / "empty"
