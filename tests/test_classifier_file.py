@@ -438,6 +438,12 @@ class TestFailedSaves:
         assert file.read_bytes() == before
         assert list(file.parent.iterdir()) == [file]
 
+    def test_a_folder_is_no_file(self, tmp_path):
+        with pytest.raises(UserError, match="is a folder; name a file, such as") as error:
+            fitted().save(tmp_path)
+        one_sentence(error)
+        assert list(tmp_path.iterdir()) == []
+
     def test_options_that_json_cannot_hold_are_named(self, file):
         file.write_bytes(b"old")
         classifier = fitted("gpldla", {"priors": np.array([0.2, 0.3, 0.5])})

@@ -34,6 +34,8 @@ def save_classifier(classifier: FewShotClassifier, file: Path, *, support: bool 
     A network whose weights come with an installed package is named, with its fingerprint; the weights of any
     other are written.
     """
+    if file.is_dir():
+        raise UserError(f"{file} is a folder; name a file, such as {file / 'classifier.safetensors'}.")
     model = classifier.model
     tensors = _posterior_tensors(classifier.posterior)
     if support:
