@@ -210,25 +210,20 @@ class EpisodeStage(Stage):
         self.episodes_an_update = max(recipe.episodes_per_update, material.ranks.count)
         self.frozen_backbone = frozen_backbone
         model.backbone.requires_grad_(not frozen_backbone)
-        of_head = {
-            "params": list(model.head.parameters()),
-            "lr": recipe.head_learning_rate,
-            "weight_decay": 0.0,
-        }
-        of_network = {
-            "params": list(model.backbone.parameters()),
-            "lr": recipe.learning_rate,
-            "weight_decay": recipe.weight_decay,
-        }
-        groups: list[dict[str, Any]] = [of_head] if frozen_backbone else [of_network, of_head]
+        settings: list[tuple[nn.Module, float, float]] = [(model.head, recipe.head_learning_rate, 0.0)]
+        if not frozen_backbone:
+            settings.insert(0, (model.backbone, recipe.learning_rate, recipe.weight_decay))
+        groups: list[dict[str, Any]] = [
+            {"params": list(module.parameters()), "lr": rate, "weight_decay": decay}
+            for module, rate, decay in settings
+        ]
         self.base_rates = [group["lr"] for group in groups]
         graphs = GraphedUpdate.serves(model, material.fabric.device) and not frozen_backbone
         if graphs:  # they read the rates where they lie
             for group in groups:
                 group["lr"] = torch.tensor(group["lr"], device=material.fabric.device)
-        optimizer = torch.optim.AdamW(
-            groups, fused=graphs or None, capturable=graphs
-        )  # Adam, if nothing decays
+        # Where nothing decays, this is Adam.
+        optimizer = torch.optim.AdamW(groups, fused=graphs or None, capturable=graphs)
         self.wrapped, self.optimizer = material.fabric.setup(model, optimizer)
         self._sampler = episode_sampler(material)
         self._drawn = self._draw(0)

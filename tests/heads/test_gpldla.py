@@ -142,9 +142,10 @@ def test_a_power_of_training_is_a_positive_number(power):
         create_head("gpldla", training_power=power)
 
 
-def test_a_power_needs_unit_length():
-    with pytest.raises(UserError, match=r"power = 0\.5 needs normalize = True"):
-        create_head("gpldla", power=0.5, training_power=1.0, normalize=False)
+@pytest.mark.parametrize("name", ["power", "training_power"])
+def test_a_power_needs_unit_length(name):
+    with pytest.raises(UserError, match="A power of features needs normalize = True"):
+        create_head("gpldla", **{name: 0.5}, normalize=False)
 
 
 @pytest.mark.parametrize(("ways", "shots", "d"), SIZES)

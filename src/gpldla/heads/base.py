@@ -133,9 +133,10 @@ def needed_dim(name: str, feature_dim: Size | None) -> Size:
 
 def unit_length(x: Tensor) -> Tensor:
     """Scale features [..., d] to length 1; a zero feature stays zero."""
+    if torch.compiler.is_compiling():
+        x = of_safe_size(x)  # a graph has to be prepared for everything
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    # A GPU is not waited for, a graph has to be prepared for everything.
-    if torch.compiler.is_compiling() or (looking_is_free(norm) and not are_safe_norms(norm.square())):
+    if looking_is_free(norm) and not are_safe_norms(norm.square()):
         x = of_safe_size(x)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / norm.where(norm > 0, 1)

@@ -98,7 +98,7 @@ class LinearGP(Head):
             if not (isinstance(value, Real) and 0 < value < math.inf):
                 raise UserError(f"{name} must be a positive number, not {value!r}.")
         if not (power == training_power == 1 or normalize):
-            raise UserError(f"power = {power:g} needs normalize = True: it forgets how long features are.")
+            raise UserError("A power of features needs normalize = True: it forgets how long they are.")
         if predictive not in get_args(Predictive):
             raise UserError(
                 f"There is no predictive {predictive!r}{did_you_mean(str(predictive), get_args(Predictive))}"
