@@ -222,8 +222,8 @@ class EpisodeStage(Stage):
         if graphs:  # they read the rates where they lie
             for group in groups:
                 group["lr"] = torch.tensor(group["lr"], device=material.fabric.device)
-        # Where nothing decays, this is Adam.
-        optimizer = torch.optim.AdamW(groups, fused=graphs or None, capturable=graphs)
+        kind = torch.optim.AdamW if recipe.weight_decay else torch.optim.Adam
+        optimizer = kind(groups, fused=graphs or None, capturable=graphs)
         self.wrapped, self.optimizer = material.fabric.setup(model, optimizer)
         self._sampler = episode_sampler(material)
         self._drawn = self._draw(0)
