@@ -366,6 +366,12 @@ class TestTimes:
             re.sub(r".* on (.*)\.", r"\1", n) for n in shown.notes
         }
 
+    def test_what_is_to_be_said_beside_the_times_is_said(self, folder):
+        file = folder / "bench_heads_cuda.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "note": "Of another day."}))
+        (shown,) = tables("running-time", folder)
+        assert shown.notes.count("Of another day.") == 1
+
     def test_on_a_cpu_are_ratios_only(self, folder):
         (folder / "bench_heads_cuda.json").unlink()
         printed = text(tables("running-time", folder))

@@ -48,6 +48,8 @@ def _notes(gpu: dict[str, Any], cpu: dict[str, Any], rows: list[tuple[str, list[
     for one in (gpu, cpu):
         if one["rows"]:
             notes.append(f"By `{one['command']}` on {one['device']}, commit {one.get('commit', 'unknown')}.")
+        if "note" in one:
+            notes.append(one["note"])
     if any(entry.text == NOT_YET for _, entries in rows for entry in entries):
         notes.append(f"{NOT_YET}: not measured yet.")
     return notes
