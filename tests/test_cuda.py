@@ -232,6 +232,17 @@ def test_graphed_training_of_other_heads_is_plain_training(tmp_path, exact, reco
     assert_same_losses(tmp_path / "graphed", tmp_path / "plain", recipe)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"weight_decay": 0.1}, {"head_power": 0.7}, {"head_power": 0.7, "head_training_power": 1.0}]
+)
+def test_graphed_training_with_options_is_plain_training(tmp_path, exact, recorded, settings):
+    recipe = graphed_recipe("gpldla", episodes_an_update=2, **settings)
+    plainly(recipe, tmp_path / "plain")
+    on_gpu(recipe, tmp_path / "graphed")
+    assert recorded == [2] * 10
+    assert_same_losses(tmp_path / "graphed", tmp_path / "plain", recipe)
+
+
 @pytest.mark.parametrize(("backbone", "size"), [("conv4", 84), ("resnet10", 32)])
 def test_gradients_by_kernels_are_as_exact_as_plain_ones(exact, backbone, size):
     """In the median: a ReLU or a pooling that rounding tips over changes a gradient far more than that."""
