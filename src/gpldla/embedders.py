@@ -220,7 +220,7 @@ class _ForeignNetwork(Backbone):
     def __init__(self, network: nn.Module, preprocessing: Preprocessing) -> None:
         super().__init__()
         self.network = network
-        self.preprocessing = preprocessing  # type: ignore[misc]  # this one's, where others have their class's
+        self.preprocessing = preprocessing
         self.feature_dim = self._count_features()
 
     def maps(self, images: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def embed(
     ):
         advance(len(items) - len(missing))
         for batch, given in inputs:
-            rows = backbone(given).float().cpu()
+            rows = backbone.features(given).float().cpu()
             features[batch] = rows
             if cache is not None:
                 cache.add([keys[place] for place in batch], rows.numpy())

@@ -126,7 +126,7 @@ def mean_feature(model: FewShotModel, part: Part) -> Tensor:
     model.eval()
     everything = torch.arange(len(part.indices))
     total = sum(
-        model.backbone(images.to(model.dtype, memory_format=torch.channels_last)).double().sum(0)
+        model.backbone.features(images.to(model.dtype, memory_format=torch.channels_last)).double().sum(0)
         for images in _image_chunks(model, PartImages(part, model.device, keep=False), everything)
     )
     return cast(Tensor, total) / len(everything)

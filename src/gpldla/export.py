@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 import gpldla
-from gpldla.backbones import Preprocessing
+from gpldla.backbones import Backbone, Preprocessing
 from gpldla.calibration import apply_temperature
 from gpldla.data.decoding import mode_of
 from gpldla.data.transforms import centre_crop, resized_images, standardise_
@@ -53,7 +53,7 @@ def export_classifier(
     classes: Sequence[Any],
     path: str | Path,
     *,
-    backbone: nn.Module,
+    backbone: Backbone,
     preprocessing: Preprocessing,
     temperature: float = 1.0,
     half: bool = False,
@@ -156,7 +156,7 @@ class _Answers(nn.Module):
 class _OnPictures(nn.Module):
     """A network before a posterior: pixels uint8 [n, side, side, channels] → probabilities [n, C]."""
 
-    def __init__(self, backbone: nn.Module, preprocessing: Preprocessing, answers: _Answers) -> None:
+    def __init__(self, backbone: Backbone, preprocessing: Preprocessing, answers: _Answers) -> None:
         super().__init__()
         self.subject = answers.subject
         self.backbone, self.preprocessing, self.answers = backbone, preprocessing, answers
@@ -165,7 +165,7 @@ class _OnPictures(nn.Module):
         resized = resized_images(images.permute(0, 3, 1, 2), self.preprocessing)
         # A copy, as standardising part of an image in place takes a graph long.
         cropped = centre_crop(resized, self.preprocessing).clone()
-        return self.answers(self.backbone(standardise_(cropped, self.preprocessing)).float())
+        return self.answers(self.backbone.features(standardise_(cropped, self.preprocessing)).float())
 
 
 class _Adapting(nn.Module):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gpldla.backbones import Backbone, Preprocessing, create_backbone
+from gpldla.backbones.base import ZOOM
 from gpldla.calibration import apply_temperature
 from gpldla.data.transforms import evaluation_images
 from gpldla.embedding import FeatureCache, embed
@@ -30,6 +32,7 @@ FORMAT = 1
 class FewShotModel(nn.Module):
     """A network that adapts to new classes from a few examples.
 
+    zoom, mirrored: what images are turned to outside of training, if not as usual, see `Preprocessing`
     temperature: fitted on validation classes; `FewShotClassifier.predict_proba` applies it
     info: free facts that travel with the model (recipe, validation accuracy, ...)
     """
@@ -40,6 +43,8 @@ class FewShotModel(nn.Module):
         head: str = "gpldla",
         *,
         head_options: dict[str, Any] | None = None,
+        zoom: float = ZOOM,
+        mirrored: bool = False,
         temperature: float = 1.0,
         info: dict[str, Any] | None = None,
     ) -> None:
@@ -47,9 +52,22 @@ class FewShotModel(nn.Module):
         self.backbone_name, self.head_name, self.head_options = backbone, head, dict(head_options or {})
         # Channels last: what convolutions are fastest with, on CPUs as on GPUs.
         self.backbone: Backbone = create_backbone(backbone).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if (zoom, mirrored) != (ZOOM, False):
+            self._see_images(zoom, mirrored)
         self.head: Head = self._make_head(self.head_options)
         self.temperature = temperature
         self.info = dict(info or {})
+
+    def _see_images(self, zoom: float, mirrored: bool) -> None:
+        if self.backbone.reads != "pictures":
+            raise UserError(f"{self.backbone_name} reads {self.backbone.reads}: leave out zoom and mirrored.")
+        consumes = head_class(self.head_name).consumes
+        if mirrored and consumes != "features":
+            raise UserError(
+                f"Head {self.head_name!r} consumes {consumes}, of which there is no mirrored mean;"
+                " set mirrored to false."
+            )
+        self.backbone.preprocessing = replace(self.backbone.preprocessing, zoom=zoom, mirrored=mirrored)
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -99,7 +117,7 @@ class FewShotModel(nn.Module):
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         images = images.to(dtype).contiguous(memory_format=torch.channels_last)
         if self.head.consumes == "features":
-            return self.backbone(images).to(dtype)
+            return (self.backbone if self.training else self.backbone.features)(images).to(dtype)
         if self.head.consumes == "maps":
             return self.backbone.maps(images).to(dtype)
         return images
@@ -207,20 +225,23 @@ class FewShotModel(nn.Module):
         if not isinstance(config, dict) or config.get("format") != FORMAT:
             raise UserError(f"{where} is not a model configuration of format {FORMAT}.")
         try:
+            facts = config["preprocessing"]
             model = cls(
                 config["backbone"],
                 config["head"],
                 head_options=config["head_options"],
+                zoom=facts.get("zoom", ZOOM),
+                mirrored=facts.get("mirrored", False),
                 temperature=float(config["temperature"]),
                 info=config["info"],
             )
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{where} is not a whole model configuration ({error!r}).") from None
         if not 0 < model.temperature < math.inf:
             raise UserError(f"{where} has the temperature {model.temperature}; it must be positive.")
-        if config.get("preprocessing") != model.config()["preprocessing"]:
+        if facts != model.config()["preprocessing"]:
             raise UserError(f"{where} was made with another {model.backbone_name} than this version has.")
         return model
 

@@ -40,6 +40,9 @@ class Recipe:
     episodes: int = 60_000
     episodes_per_update: int = 1
     seed: int = 0
+    # Images outside of training
+    zoom: float = 1.15  # they are resized to so many times what the network sees, which is their centre
+    mirrored: bool = False  # features are the mean of those of an image and of its mirror image
     # Optimisation: Adam with one rate for the network and one for the head's parameters
     learning_rate: float = 0.002
     weight_decay: float = 0.0  # of the network: each step takes rate × decay of a weight away
@@ -95,6 +98,7 @@ class Recipe:
             _require(getattr(self, name) >= 2, name, getattr(self, name), "at least 2")
         _require(0 < self.smallest_crop <= 1, "smallest_crop", self.smallest_crop, "more than 0, at most 1")
         _require(0 <= self.colour_jitter <= 1, "colour_jitter", self.colour_jitter, "from 0 to 1")
+        _require(1 <= self.zoom <= 2, "zoom", self.zoom, "from 1 to 2")
         _require(0 <= self.stored_side <= 4096, "stored_side", self.stored_side, "from 0 to 4096")
         _require(self.validate_every >= 0, "validate_every", self.validate_every, "0 or more")
         _require(0 <= self.ema < 1, "ema", self.ema, "at least 0 and less than 1")

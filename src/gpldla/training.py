@@ -119,6 +119,16 @@ def _check_same_recipe(before: dict[str, Any], recipe: Recipe, folder: Path) -> 
         )
 
 
+def _fresh_model(recipe: Recipe) -> FewShotModel:
+    return FewShotModel(
+        recipe.backbone,
+        recipe.head,
+        head_options=recipe.head_options,
+        zoom=recipe.zoom,
+        mirrored=recipe.mirrored,
+    )
+
+
 class _Run:
     """One training run: its stages, what changes from step to step, and how to save it."""
 
@@ -128,7 +138,7 @@ class _Run:
         # What validation cannot do is said now, not after the training.
         self._validation_task().sampler(self.validation_part, seed=recipe.seed, split="validation")
         torch.manual_seed(recipe.seed)
-        self.model = FewShotModel(recipe.backbone, recipe.head, head_options=recipe.head_options)
+        self.model = _fresh_model(recipe)
         if not list(self.model.parameters()):
             raise UserError(f"Backbone {recipe.backbone!r} with head {recipe.head!r} has nothing to learn.")
         self.model.to(fabric.device)
@@ -293,18 +303,14 @@ class _Run:
     def kept_model(self) -> FewShotModel:
         """Return the model with the weights that did best on validation classes, ready for evaluation."""
         recipe = self.recipe
-        model = FewShotModel(
-            recipe.backbone,
-            recipe.head,
-            head_options=recipe.head_options,
-            temperature=self.temperature,
-            info={
-                "recipe": recipe.flat(),
-                "episodes": self.episodes,
-                "seconds": round(self.seconds, 1),
-                "validation_accuracy": None if self.best_accuracy < 0 else self.best_accuracy,
-            },
-        )
+        model = _fresh_model(recipe)
+        model.temperature = self.temperature
+        model.info = {
+            "recipe": recipe.flat(),
+            "episodes": self.episodes,
+            "seconds": round(self.seconds, 1),
+            "validation_accuracy": None if self.best_accuracy < 0 else self.best_accuracy,
+        }
         if recipe.precision == "64-true":
             model.double()
         model.load_state_dict(self.best_weights or self._current_model().state_dict())

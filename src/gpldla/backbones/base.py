@@ -16,33 +16,46 @@ Reads = Literal["pictures", "texts"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+ZOOM = 1.15  # what images are usually enlarged by before their centre is cropped
 
 
-def resized_side(size: int) -> int:
+def resized_side(size: int, zoom: float = ZOOM) -> int:
     """Return the side of an image before the centre crop: 96 for 84, 32 for 28, 257 for 224."""
-    return int(size * 1.15)
+    return int(size * zoom)
 
 
 @dataclass(frozen=True)
 class Preprocessing:
     """What images must be turned to before a backbone sees them; travels with the weights.
 
-    Images are resized to 1.15 × size on both sides, cropped at the centre, and standardised a channel.
+    Images are resized to zoom × size on both sides, cropped at the centre, and standardised a channel.
+
+    mirrored: outside of training an image has the mean of its own features and those of its mirror image
     """
 
     size: int
     channels: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    zoom: float = ZOOM
+    mirrored: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.zoom, bool) or not isinstance(self.zoom, (int, float)) or not 1 <= self.zoom <= 2:
+            raise UserError(f"zoom must be a number from 1 to 2, not {self.zoom!r}.")
+        if not isinstance(self.mirrored, bool):
+            raise UserError(f"mirrored must be true or false, not {self.mirrored!r}.")
 
     def as_json(self) -> dict[str, object]:
-        """Return the facts as they stand in a model's config.json."""
-        return {"size": self.size, "channels": self.channels, "mean": list(self.mean), "std": list(self.std)}
+        """Return the facts as they stand in a model's config.json: zoom and mirrored if they are unusual."""
+        facts = {"size": self.size, "channels": self.channels, "mean": list(self.mean), "std": list(self.std)}
+        unusual = {"zoom": self.zoom} if self.zoom != ZOOM else {}
+        return facts | unusual | ({"mirrored": True} if self.mirrored else {})
 
     @property
     def resized(self) -> int:
         """Side of the image before the centre crop."""
-        return resized_side(self.size)
+        return resized_side(self.size, self.zoom)
 
 
 @dataclass(frozen=True)
@@ -65,7 +78,7 @@ class Backbone(nn.Module, ABC):
 
     reads: ClassVar[Reads] = "pictures"
     pretrained: ClassVar[bool] = False
-    preprocessing: ClassVar[Preprocessing]
+    preprocessing: Preprocessing  # its class's, or its own where they differ
     feature_dim: int
     map_shape: tuple[int, int, int]  # channels, height and width of the last feature maps
 
@@ -75,7 +88,17 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, images: Any) -> Tensor:  # a Tensor, but for those that read texts
-        """Return the features [n, feature_dim]."""
+        """Return the features [n, feature_dim] of images as they are."""
+
+    def features(self, images: Any) -> Tensor:
+        """Return the features [n, feature_dim] that stand for images outside of training.
+
+        Where `preprocessing` has mirrored they are the same for an image and its mirror image.
+        """
+        features = self(images)
+        if self.preprocessing.mirrored:
+            features = (features + self(images.flip(-1))) / 2
+        return features
 
     def fingerprint(self) -> str:
         """Return a name for what the network computes now, 64 hexadecimal digits.
@@ -100,11 +123,15 @@ class TextBackbone(Backbone):
     """
 
     reads: ClassVar[Reads] = "texts"
-    preprocessing: ClassVar[TextPreprocessing]  # type: ignore[assignment]
+    preprocessing: TextPreprocessing  # type: ignore[assignment]
 
     @abstractmethod
     def forward(self, texts: list[str]) -> Tensor:
         """Return the features [n, feature_dim]."""
+
+    def features(self, texts: list[str]) -> Tensor:
+        """Return the features [n, feature_dim]."""
+        return self(texts)
 
     @property
     def map_shape(self) -> tuple[int, int, int]:  # type: ignore[override]

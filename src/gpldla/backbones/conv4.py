@@ -1,7 +1,7 @@
 """The four-block convolutional networks of the few-shot literature."""
 
 import math
-from typing import ClassVar, cast
+from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ FILTERS = 64
 class Conv4(Backbone):
     """Four times 3×3 convolution, BatchNorm, ReLU, 2×2 max-pool; 84 px in, 1600 features out."""
 
-    preprocessing: ClassVar[Preprocessing] = Preprocessing(84, 3, IMAGENET_MEAN, IMAGENET_STD)
+    preprocessing: Preprocessing = Preprocessing(84, 3, IMAGENET_MEAN, IMAGENET_STD)
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Conv4(Backbone):
 class Conv4S(Conv4):
     """The same for characters: one channel, 28 px in, 64 features out."""
 
-    preprocessing: ClassVar[Preprocessing] = Preprocessing(28, 1, IMAGENET_MEAN[:1], IMAGENET_STD[:1])
+    preprocessing: Preprocessing = Preprocessing(28, 1, IMAGENET_MEAN[:1], IMAGENET_STD[:1])
 
 
 @register_backbone("conv4np")
@@ -70,7 +70,7 @@ class Conv4NP(Conv4):
 class Conv4SNP(Conv4NP):
     """The same for characters: one channel, 28 px in, 64 maps of 5×5."""
 
-    preprocessing: ClassVar[Preprocessing] = Conv4S.preprocessing
+    preprocessing: Preprocessing = Conv4S.preprocessing
 
 
 class Block(nn.Sequential, EpisodeBlock):

@@ -18,7 +18,7 @@ class EfficientNetLite0(Backbone):
     """Inverted residual blocks and a last convolution; 224 px in, 1280 features in 0..6 out."""
 
     pretrained: ClassVar[bool] = True
-    preprocessing: ClassVar[Preprocessing] = Preprocessing(224, 3, (MEAN,) * 3, (STD,) * 3)
+    preprocessing: Preprocessing = Preprocessing(224, 3, (MEAN,) * 3, (STD,) * 3)
     feature_dim = FEATURES
     map_shape = (FEATURES, 7, 7)
 

@@ -16,7 +16,7 @@ class AllMiniLM(TextBackbone):
     """A transformer of six layers, averaged over tokens; 384 features of unit length, English texts."""
 
     pretrained: ClassVar[bool] = True
-    preprocessing: ClassVar[TextPreprocessing] = TextPreprocessing(max_tokens=256)
+    preprocessing: TextPreprocessing = TextPreprocessing(max_tokens=256)
     feature_dim = 384
 
     def __init__(self) -> None:

@@ -1,7 +1,5 @@
 """No network at all: the control that every learned feature must beat."""
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from gpldla.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preprocessing, register_backbone
@@ -11,7 +9,7 @@ from gpldla.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preproc
 class Pixels(Backbone):
     """The pixels of a 28 px grey image themselves, 784 features."""
 
-    preprocessing: ClassVar[Preprocessing] = Preprocessing(28, 1, IMAGENET_MEAN[:1], IMAGENET_STD[:1])
+    preprocessing: Preprocessing = Preprocessing(28, 1, IMAGENET_MEAN[:1], IMAGENET_STD[:1])
 
     def __init__(self) -> None:
         super().__init__()

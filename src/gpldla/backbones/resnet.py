@@ -101,7 +101,7 @@ def _convolution(channels: int, width: int, kernel: int, stride: int) -> nn.Conv
 class ResNet10(ResNet):
     """One block a stage, 224 px."""
 
-    preprocessing: ClassVar[Preprocessing] = Preprocessing(224, 3, IMAGENET_MEAN, IMAGENET_STD)
+    preprocessing: Preprocessing = Preprocessing(224, 3, IMAGENET_MEAN, IMAGENET_STD)
     blocks_a_stage = 1
 
 
@@ -109,7 +109,7 @@ class ResNet10(ResNet):
 class ResNet18(ResNet):
     """Two blocks a stage, 224 px."""
 
-    preprocessing: ClassVar[Preprocessing] = Preprocessing(224, 3, IMAGENET_MEAN, IMAGENET_STD)
+    preprocessing: Preprocessing = Preprocessing(224, 3, IMAGENET_MEAN, IMAGENET_STD)
     blocks_a_stage = 2
 
 
@@ -117,5 +117,5 @@ class ResNet18(ResNet):
 class ResNet18Small(ResNet18):
     """Two blocks a stage, 84 px, with a 3×3 stem of stride 1 and no pooling."""
 
-    preprocessing: ClassVar[Preprocessing] = Preprocessing(84, 3, IMAGENET_MEAN, IMAGENET_STD)
+    preprocessing: Preprocessing = Preprocessing(84, 3, IMAGENET_MEAN, IMAGENET_STD)
     small_images = True
