@@ -124,11 +124,12 @@ class TestValues:
 
     def test_large_pictures_go_through_a_cpu_a_few_at_a_time(self, paths, monkeypatch):
         backbone = Small()
+        monkeypatch.setattr(embedding, "CPU_PICTURES_AT_ONCE", 2)
         monkeypatch.setattr(embedding, "CPU_PIXELS_AT_ONCE", 3 * SIZE**2)
         embed(backbone, paths)
         monkeypatch.setattr(embedding, "CPU_PIXELS_AT_ONCE", 1)
-        embed(backbone, paths[:2])
-        assert backbone.seen == [3, 2, 1, 1]
+        embed(backbone, paths)
+        assert backbone.seen == [3, 2, 2, 2, 1]
 
     def test_texts_keep_their_order_though_short_ones_go_first(self):
         backbone = Letters()

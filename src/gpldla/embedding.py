@@ -26,8 +26,9 @@ from gpldla.errors import UserError
 from gpldla.pictures import picture_tensor
 from gpldla.progress import SILENT, Reporter
 
-# Four pictures of 224 px: with more at once the maps leave a CPU's caches, and each takes twice the time.
-CPU_PIXELS_AT_ONCE = 4 * 224**2
+# Eight pictures of 84 px, or four of 224: with more at once the maps of a network leave a CPU's caches, and
+# each picture takes twice the time.
+CPU_PIXELS_AT_ONCE, CPU_PICTURES_AT_ONCE = 8 * 84**2, 4
 READERS = min(16, os.cpu_count() or 1)  # threads that decode while the network computes: a GPU waits for them
 CACHE_FORMAT = 1  # to be raised when the same item comes to give other features, and older ones must go
 SECONDS_TO_WAIT = 30.0  # for another process that writes to the same cache
@@ -66,7 +67,8 @@ def embed(
         batches = _split(missing, batch_size)
         inputs: Iterator[Any] = ((batch, [items[place] for place in batch]) for batch in batches)
     else:
-        batches = _split(missing, _pictures_at_once(backbone.preprocessing, batch_size, device))
+        size = backbone.preprocessing.size
+        batches = _split(missing, cpu_batch(size, batch_size) if device.type == "cpu" else batch_size)
         inputs = _read_batches(items, batches, backbone.preprocessing, device)
     with (
         reporter.bar("features", len(items)) as advance,
@@ -205,10 +207,9 @@ def _split(places: list[int], at_once: int) -> list[list[int]]:
     return [places[start : start + at_once] for start in range(0, len(places), at_once)]
 
 
-def _pictures_at_once(preprocessing: Preprocessing, batch_size: int, device: torch.device) -> int:
-    if device.type != "cpu":
-        return batch_size
-    return max(1, min(batch_size, CPU_PIXELS_AT_ONCE // preprocessing.size**2))
+def cpu_batch(size: int, most: int) -> int:
+    """Return how many pictures of size × size pixels a CPU takes through a network at once."""
+    return min(most, max(CPU_PICTURES_AT_ONCE, CPU_PIXELS_AT_ONCE // size**2))
 
 
 def _read_batches(

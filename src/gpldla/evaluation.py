@@ -18,12 +18,13 @@ from gpldla.calibration import (
 from gpldla.data import Part, Protocol
 from gpldla.data.part_images import PartImages
 from gpldla.data.transforms import evaluation_images
+from gpldla.embedding import cpu_batch
 from gpldla.episodes import EpisodeSampler
 from gpldla.model import FewShotModel
 
 # How much is computed at once: what suits a CPU's caches, or what fills a GPU.
 IMAGES_AT_ONCE = {"cpu": 128, "cuda": 2_048}
-INPUT_PIXELS_AT_ONCE = {"cpu": 128 * 84**2, "cuda": 2_048 * 84**2}  # fewer images where they are larger
+GPU_PIXELS_AT_ONCE = 2_048 * 84**2  # fewer images where they are larger
 PROBABILITIES_AT_ONCE = {"cpu": 20_000, "cuda": 5_000_000}
 MAP_VALUES_AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 28}
 
@@ -135,7 +136,8 @@ def mean_feature(model: FewShotModel, part: Part) -> Tensor:
 def _image_chunks(model: FewShotModel, images: PartImages, numbers: Tensor) -> Iterator[Tensor]:
     """Yield images as the network wants them, a chunk at a time: the store may be larger than memory."""
     device, size = model.device, model.preprocessing.size
-    at_once = max(1, min(_limit(IMAGES_AT_ONCE, device), _limit(INPUT_PIXELS_AT_ONCE, device) // size**2))
+    most = _limit(IMAGES_AT_ONCE, device)
+    at_once = cpu_batch(size, most) if device.type == "cpu" else min(most, GPU_PIXELS_AT_ONCE // size**2)
     for chunk in numbers.split(at_once) if len(numbers) else ():  # a GPU cannot resize no images
         yield evaluation_images(images[chunk], model.preprocessing)
 
