@@ -67,6 +67,84 @@ class TestSaving:
         assert sorted(path.name for path in tmp_path.iterdir()) == [CONFIG, WEIGHTS]
 
 
+def images_like(model, n=6, seed=0):
+    size, channels = model.preprocessing.size, model.preprocessing.channels
+    return torch.randn(n, channels, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+class TestWhatIsSeenOutsideOfTraining:
+    """Zoom and mirror images."""
+
+    @pytest.fixture
+    def mirrored(self):
+        torch.manual_seed(0)
+        return FewShotModel("conv4s", zoom=1.5, mirrored=True).eval()
+
+    def test_features_are_the_mean_over_both_views(self, mirrored):
+        images = images_like(mirrored)
+        with torch.no_grad():
+            expected = (mirrored.backbone(images) + mirrored.backbone(images.flip(-1))) / 2
+            torch.testing.assert_close(mirrored.represent(images), expected)
+            # The symmetry that it is for, which the network itself does not have:
+            torch.testing.assert_close(mirrored.represent(images.flip(-1)), expected)
+            assert not torch.allclose(mirrored.backbone(images.flip(-1)), mirrored.backbone(images), rtol=0.1)
+
+    def test_training_sees_images_as_they_are(self, mirrored):
+        images = images_like(mirrored)
+        expected = FewShotModel("conv4s").train()
+        expected.load_state_dict(mirrored.state_dict())
+        torch.testing.assert_close(mirrored.train().represent(images), expected.represent(images))
+
+    @pytest.mark.parametrize(("zoom", "side"), [(1.0, 28), (1.15, 32), (1.5, 42), (2.0, 56)])
+    def test_zoom_shows_the_centre(self, zoom, side):
+        model = FewShotModel("conv4s", zoom=zoom)
+        assert model.preprocessing.resized == side
+        pixels = torch.randint(0, 256, (2, 1, side, side), dtype=torch.uint8)
+        margin = (side - 28) // 2
+        centre = pixels[..., margin : margin + 28, margin : margin + 28]
+        torch.testing.assert_close(
+            evaluation_images(pixels, model.preprocessing),
+            (centre / 255 - model.preprocessing.mean[0]) / model.preprocessing.std[0],
+        )
+
+    def test_other_models_stay_as_they_are(self, mirrored):
+        assert FewShotModel("conv4s").preprocessing == type(mirrored.backbone).preprocessing
+        assert FewShotModel("conv4s").preprocessing.resized == 32
+
+    def test_is_saved_and_loaded(self, mirrored, tmp_path):
+        mirrored.save(tmp_path)
+        loaded = FewShotModel.from_pretrained(tmp_path)
+        assert (loaded.preprocessing.zoom, loaded.preprocessing.mirrored) == (1.5, True)
+        expected = mirrored.adapt(pictures(), LABELS).predict_proba(pictures(seed=1))
+        np.testing.assert_array_equal(
+            loaded.adapt(pictures(), LABELS).predict_proba(pictures(seed=1)), expected
+        )
+        usual = FewShotModel("conv4s").eval()
+        usual.load_state_dict(mirrored.state_dict())
+        assert not np.allclose(
+            usual.adapt(pictures(), LABELS).predict_proba(pictures(seed=1)), expected, atol=1e-3
+        )
+
+    def test_features_are_remembered_apart(self, mirrored):
+        usual = FewShotModel("conv4s")
+        usual.load_state_dict(mirrored.state_dict())
+        assert usual.backbone.fingerprint() != mirrored.backbone.fingerprint()
+
+    @pytest.mark.parametrize("facts", [{"zoom": "far"}, {"zoom": 0.5}, {"zoom": True}, {"mirrored": 1}])
+    def test_a_wrong_one_in_a_file_is_named(self, mirrored, tmp_path, facts):
+        mirrored.save(tmp_path)
+        config = json.loads((tmp_path / CONFIG).read_text())
+        config["preprocessing"] |= facts
+        (tmp_path / CONFIG).write_text(json.dumps(config))
+        with pytest.raises(UserError, match=f"config.json: {next(iter(facts))} must be "):
+            FewShotModel.from_pretrained(tmp_path)
+
+    @pytest.mark.parametrize("head", ["relationnet", "maml"])
+    def test_heads_without_features_have_no_mirror(self, head):
+        with pytest.raises(UserError, match=f"Head '{head}' consumes .* set mirrored to false"):
+            FewShotModel("conv4snp", head, mirrored=True)
+
+
 class TestLoadingWhatIsNoModel:
     @pytest.mark.parametrize("name", ["none", "file", "empty"])
     def test_a_folder_without_a_model_is_named(self, tmp_path, name):

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,6 +74,54 @@ def test_the_best_weights_are_kept(finished):
     folder, result = finished
     best = max(row["validation_accuracy"] for row in metrics(folder) if "validation_accuracy" in row)
     assert result.model.info["validation_accuracy"] == best
+
+
+def test_the_kept_model_sees_images_as_validation_did(tmp_path):
+    model = run(tiny_recipe(zoom=1.4, mirrored=True), tmp_path / "zoom").model
+    assert (model.preprocessing.zoom, model.preprocessing.mirrored) == (1.4, True)
+    assert FewShotModel.from_pretrained(tmp_path / "zoom").preprocessing == model.preprocessing
+
+
+class TestStartingWithAnotherModel:
+    @pytest.fixture
+    def other(self, tmp_path):
+        torch.manual_seed(7)
+        FewShotModel("conv4s", "protonet").save(tmp_path / "other")
+        return tmp_path / "other"
+
+    def test_the_network_is_the_other_s_and_the_head_is_new(self, other, tmp_path):
+        # Steps this small leave every weight where it was; averaged weights begin there, too.
+        slow = {"learning_rate": 1e-12, "head_learning_rate": 1e-12, "ema": 0.9}
+        model = run(tiny_recipe(start=str(other), **slow), tmp_path / "run").model
+        for name, weights in FewShotModel.from_pretrained(other).backbone.named_parameters():
+            torch.testing.assert_close(model.backbone.get_parameter(name), weights, msg=name)
+        assert model.head.scalars() == pytest.approx(FewShotModel("conv4s").head.scalars())
+
+    def test_a_run_goes_on_where_the_other_is_gone(self, other, tmp_path, monkeypatch):
+        recipe = tiny_recipe(start=str(other))
+        whole = run(recipe, tmp_path / "whole").model.state_dict()
+        monkeypatch.setattr(training, "stop_signals", lambda: StopAfter(5))
+        assert not run(recipe, tmp_path / "run").finished
+        monkeypatch.undo()
+        shutil.rmtree(other)
+        resumed = run(recipe, tmp_path / "run").model.state_dict()
+        assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+    def test_another_network_is_refused(self, other, tmp_path):
+        with pytest.raises(UserError, match=r"has the network conv4s, not conv4snp; choose a model"):
+            run(tiny_recipe(start=str(other), backbone="conv4snp"), tmp_path / "run")
+
+    def test_a_folder_without_a_model_is_named(self, tmp_path):
+        with pytest.raises(UserError, match="nowhere is not a model"):
+            run(tiny_recipe(start=str(tmp_path / "nowhere")), tmp_path / "run")
+
+
+def test_mirror_images_count_in_validation_alone(finished, tmp_path):
+    usual, result = finished
+    model = run(tiny_recipe(mirrored=True), tmp_path).model
+    losses, usual_losses = ([row["loss"] for row in metrics(f) if "loss" in row] for f in (tmp_path, usual))
+    assert losses == usual_losses
+    assert model.temperature != result.model.temperature  # which validation tasks set
 
 
 def test_nothing_saved_is_pickled(finished):

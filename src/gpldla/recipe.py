@@ -28,6 +28,7 @@ class Recipe:
     dataset: str = "glyphs"
     backbone: str = "conv4s"
     head: str = "gpldla"
+    start: str = ""  # the folder or name of a trained model, to begin with its network
     # Episodes
     ways: int = 5
     shots: int = 1

@@ -77,7 +77,7 @@ def train(
         talks = fabric.global_rank == 0
         with faults_are_said_once(fabric):
             protocol = _load(recipe, places or Places(), fabric, console)
-            run = _Run(recipe, folder, protocol, fabric)
+            run = _Run(recipe, folder, protocol, fabric, resumed=started is not None)
         if started is not None:
             run.restore(started)
             if talks and show_progress and not run.is_done:
@@ -129,16 +129,30 @@ def _fresh_model(recipe: Recipe) -> FewShotModel:
     )
 
 
+def _begin_with_network_of(name_or_folder: str, model: FewShotModel) -> None:
+    other = FewShotModel.from_pretrained(name_or_folder)
+    if other.backbone_name != model.backbone_name:
+        raise UserError(
+            f"start = {name_or_folder!r} has the network {other.backbone_name}, not {model.backbone_name};"
+            " choose a model that has it, or train that one."
+        )
+    model.backbone.load_state_dict(other.backbone.state_dict())
+
+
 class _Run:
     """One training run: its stages, what changes from step to step, and how to save it."""
 
-    def __init__(self, recipe: Recipe, folder: Path, protocol: Protocol, fabric: Fabric) -> None:
+    def __init__(
+        self, recipe: Recipe, folder: Path, protocol: Protocol, fabric: Fabric, *, resumed: bool
+    ) -> None:
         self.recipe, self.folder, self.fabric = recipe, folder, fabric
         self.validation_part = protocol.part("validation")
         # What validation cannot do is said now, not after the training.
         self._validation_task().sampler(self.validation_part, seed=recipe.seed, split="validation")
         torch.manual_seed(recipe.seed)
         self.model = _fresh_model(recipe)
+        if recipe.start and not resumed:
+            _begin_with_network_of(recipe.start, self.model)
         if not list(self.model.parameters()):
             raise UserError(f"Backbone {recipe.backbone!r} with head {recipe.head!r} has nothing to learn.")
         self.model.to(fabric.device)
