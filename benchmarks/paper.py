@@ -33,14 +33,13 @@ from gpldla.provenance import provenance
 PLAN = Path(__file__).with_suffix(".toml")
 MEASURED = "measured.json"
 CALIBRATION_TASKS, CALIBRATION_RUNS = 3_000, 5
-NOTES = {  # what is to be said beside the numbers of a data set and network
-    ("cub", "resnet10"): "Photographs with a shorter side of at most 224 pixels: a little enlarged for this."
-}
+ENLARGED = "Photographs with a shorter side of at most 224 pixels: a little enlarged for this."
+MIRRORED = "Features are the mean over a picture and its mirror image, which the paper does not have."
 
 
 @dataclass(frozen=True)
 class Training:
-    """One entry of the plan."""
+    """One entry of the plan; `start` is another one, whose network (seed 0) it begins with."""
 
     name: str
     recipe: str
@@ -49,25 +48,29 @@ class Training:
     seeds: tuple[int, ...] = (0,)
     calibration: bool = False
     episodes: int = 600
+    start: str = ""
 
     def command(self, seed: int, folder: Path) -> list[str]:
         """Return the command that trains."""
         command = ["gpldla", "train", self.recipe, "-o", str(folder), "--seed", str(seed)]
         if self.method != "gpldla":
             command += ["--method", self.method]
-        for key, value in self.set.items():
+        settings = {"start": folder.parent / f"{self.start}-seed0"} if self.start else {}
+        for key, value in (self.set | settings).items():
             command += ["--set", f"{key}={value}"]
         return command
 
 
 def plan(patterns: list[str]) -> list[Training]:
-    """Return the trainings whose names fit one of the patterns, or all."""
+    """Return the trainings whose names fit one of the patterns, or all, after those that they begin with."""
     entries = tomllib.loads(PLAN.read_text("utf-8"))
     chosen = {name for name in entries if not patterns or any(fnmatch(name, p) for p in patterns)}
     unknown = [p for p in patterns if not any(fnmatch(name, p) for name in entries)]
     if unknown:
         raise SystemExit(f"There is no training {unknown[0]!r} in {PLAN}.")
-    return [Training(name, **entry) for name, entry in entries.items() if name in chosen]
+    chosen |= {entries[name]["start"] for name in chosen if "start" in entries[name]}
+    trainings = [Training(name, **entry) for name, entry in entries.items() if name in chosen]
+    return sorted(trainings, key=lambda training: bool(training.start))
 
 
 # ---- training and measuring
@@ -107,6 +110,7 @@ def measure(training: Training, folder: Path) -> None:
     numbers = {
         "backbone": recipe["backbone"],
         "seed": recipe["seed"],
+        "mirrored": recipe["mirrored"],
         "command": shlex.join(training.command(recipe["seed"], Path("runs") / folder.name)),
         **provenance(),
         "seconds": model.info["seconds"],
@@ -167,9 +171,10 @@ def cell(training: Training, runs: list[dict[str, Any]]) -> dict[str, Any]:
         for part, name in (("novel", "ece_paper_temperature"), ("validation", "ece_val_temperature")):
             errors = [error for run in runs for error in run[f"calibration_runs_{part}"]]
             numbers[name], numbers[f"{name}_spread"] = statistics.mean(errors), statistics.stdev(errors)
-    setting = (first["dataset"], first["backbone"])
+    notes = [ENLARGED] if (first["dataset"], first["backbone"]) == ("cub", "resnet10") else []
+    notes += [MIRRORED] if first.get("mirrored") else []
     return {
-        **({"note": NOTES[setting]} if setting in NOTES else {}),
+        **({"note": " ".join(notes)} if notes else {}),
         "method": training.method,
         "recipe": training.recipe,
         "dataset": first["dataset"],
@@ -228,12 +233,13 @@ def main() -> None:
     elif options.what == "collect":
         print("\n".join(collect(trainings, options.runs, options.results)))
     else:
-        jobs = [(training, seed) for training in trainings for seed in training.seeds]
+        lines = []
         with ThreadPoolExecutor(options.at_once) as pool:
-            lines = []
-            for line in pool.map(lambda job: run(job[0], job[1], options.runs), jobs):
-                print(line, flush=True)
-                lines.append(line)
+            for later in (False, True):
+                jobs = [(t, seed) for t in trainings if bool(t.start) == later for seed in t.seeds]
+                for line in pool.map(lambda job: run(job[0], job[1], options.runs), jobs):
+                    print(line, flush=True)
+                    lines.append(line)
         if any(": failed: " in line for line in lines):
             raise SystemExit(1)
 

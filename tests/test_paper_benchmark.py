@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from benchmarks import paper
+from benchmarks import evaluation_steps, paper
 from benchmarks.paper import Training, cell, collect, measure, plan
 
 from gpldla.evaluation import Predictions
@@ -55,6 +55,7 @@ def test_recipes_of_the_paper_have_its_numbers(name):
     assert (recipe.schedule, recipe.decay_factor, recipe.ema) == ("step", 0.5, 0)
     assert recipe.episodes == 10 * recipe.decay_every
     assert (recipe.smallest_crop, recipe.colour_jitter) == (0.08, 0.4)
+    assert (recipe.zoom, recipe.mirrored, recipe.weight_decay) == (1.15, False, 0)
 
 
 def test_patterns_choose_from_the_plan():
@@ -63,6 +64,31 @@ def test_patterns_choose_from_the_plan():
     assert len(plan(["cub-*", "*-lda*"])) < len(plan([]))
     with pytest.raises(SystemExit, match="There is no training 'cub-conv5'"):
         plan(["cub-conv5"])
+
+
+def test_what_others_begin_with_comes_first():
+    names = [training.name for training in plan(["tinyimagenet-cub-resnet18-84-5shot"])]
+    assert names == [
+        "tinyimagenet-cub-resnet18-84-1shot-simpleshot-cl2n",
+        "tinyimagenet-cub-resnet18-84-5shot",
+    ]
+    starts = {training.start for training in TRAININGS.values()} - {""}
+    assert starts
+    for name in starts:
+        base = TRAININGS[name]
+        assert not base.start
+        fits = [t for t in TRAININGS.values() if t.start == name]
+        assert {(t.recipe, t.set["backbone"]) for t in fits} == {(base.recipe, base.set["backbone"])}
+
+
+def test_beginning_with_another_is_part_of_the_command(tmp_path):
+    training = Training("a", "cub", set={"shots": 5}, start="b")
+    assert training.command(1, tmp_path / "a-seed1")[-4:] == [
+        "--set",
+        "shots=5",
+        "--set",
+        f"start={tmp_path / 'b-seed0'}",
+    ]
 
 
 def test_the_command_is_what_a_user_would_type(tmp_path):
@@ -110,6 +136,20 @@ def test_a_training_is_measured_as_the_paper_does(measured):
         assert 100 * gaps / sum(bins["counts"]) == pytest.approx(numbers[error])
 
 
+def test_steps_from_the_papers_evaluation_to_a_models_own(tmp_path):
+    settings = {"episodes": 3, "ways": 5, "validation_episodes": 2, "temperature_episodes": 2}
+    settings |= {"zoom": 1.4, "mirrored": True, "head_power": 0.5}
+    train(read_recipe("demo-fast", settings), tmp_path, accelerator="cpu")
+    rows = evaluation_steps.measure(tmp_path, episodes=20)
+    assert list(rows) == ["as the paper evaluates", "mirror images", "zoom 1.4", "power 0.5"]
+    assert len({row["nll"] for row in rows.values()}) == 4
+    own = Training("letters", "demo-fast", set=settings, episodes=20)
+    measure(own, tmp_path)
+    measured = json.loads((tmp_path / paper.MEASURED).read_text())
+    assert rows["power 0.5"]["nll"] == pytest.approx(measured["nll"])
+    assert measured["mirrored"] is True
+
+
 def test_temperatures_are_fitted_on_other_tasks_than_are_measured():
     asked = []
 
@@ -145,6 +185,7 @@ def test_a_cell_is_the_mean_over_training_seeds(measured):
     assert numbers["ece_paper_temperature"] == pytest.approx(sum(errors) / 10)
     assert 0 < numbers["ece_paper_temperature_spread"] < max(errors) - min(errors)
     assert "note" not in numbers
+    assert "mirror image" in cell(training, [one | {"mirrored": True}, other])["note"]
     assert numbers["training_seeds"] == [0, 1]
     assert numbers["command"].endswith("&& gpldla eval runs/letters-seed0 --shots 1 --episodes 60 --json")
     assert {
