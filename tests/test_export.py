@@ -477,6 +477,21 @@ class TestPictureClassifier:
         assert 0 < np.abs(half - expected).max() <= 1e-2
         assert np.abs(answers_in_float16(of_pictures[1], images=pixels) - expected).max() <= 1e-2
 
+    @pytest.mark.parametrize("half", [False, True])
+    def test_zoom_and_mirror_images_are_in_the_file(self, tmp_path, model, half):
+        mirrored = FewShotModel("conv4s", zoom=1.5, mirrored=True, temperature=0.15).eval()
+        mirrored.load_state_dict(model.state_dict())
+        pictures = noise_pictures(mirrored.preprocessing, 10, seed=0)
+        classifier = mirrored.adapt(pictures, list("abcde") * 2)
+        export_model(classifier, mirrored, tmp_path / "x.onnx", half=half)
+        pixels = as_pixels(pictures, mirrored.preprocessing)
+        assert pixels.shape[1:3] == (42, 42)
+        given_ = answers(tmp_path / "x.onnx", images=pixels)
+        assert np.abs(given_ - classifier.predict_proba(pictures)).max() <= (1e-2 if half else 1e-4)
+        other_way = answers(tmp_path / "x.onnx", images=pixels[:, :, ::-1].copy())
+        assert np.abs(given_ - other_way).max() <= (1e-2 if half else 1e-4)
+        assert facts_of(tmp_path / "x.onnx")["preprocessing"]["mirrored"] is True
+
     def test_a_picture_of_another_size_is_an_error_of_the_runtime(self, of_pictures):
         with pytest.raises(Exception, match="invalid dimensions"):
             answers(of_pictures[0], images=np.zeros((1, 28, 28, 1), np.uint8))
