@@ -173,6 +173,7 @@ def cell(training: Training, runs: list[dict[str, Any]]) -> dict[str, Any]:
             numbers[name], numbers[f"{name}_spread"] = statistics.mean(errors), statistics.stdev(errors)
     notes = [ENLARGED] if (first["dataset"], first["backbone"]) == ("cub", "resnet10") else []
     notes += [MIRRORED] if first.get("mirrored") else []
+    notes += [first["note"]] if "note" in first else []  # what is special about this training
     return {
         **({"note": " ".join(notes)} if notes else {}),
         "method": training.method,

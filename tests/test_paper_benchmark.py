@@ -185,7 +185,9 @@ def test_a_cell_is_the_mean_over_training_seeds(measured):
     assert numbers["ece_paper_temperature"] == pytest.approx(sum(errors) / 10)
     assert 0 < numbers["ece_paper_temperature_spread"] < max(errors) - min(errors)
     assert "note" not in numbers
-    assert "mirror image" in cell(training, [one | {"mirrored": True}, other])["note"]
+    notes = cell(training, [one | {"mirrored": True, "note": "It rained."}, other])["note"]
+    assert "mirror image" in notes
+    assert notes.endswith(" It rained.")
     assert numbers["training_seeds"] == [0, 1]
     assert numbers["command"].endswith("&& gpldla eval runs/letters-seed0 --shots 1 --episodes 60 --json")
     assert {
