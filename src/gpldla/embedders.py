@@ -119,8 +119,8 @@ class ImageEmbedder(_Embedder):
     -----
     X is a list of paths, of Pillow pictures or of arrays (h, w) or (h, w, 3), uint8 or floats in 0..1. All
     networks, timm's too, see it resized to 1.15 × size on both sides and cropped at the centre, unless they
-    come with a model that sees it otherwise (`zoom`, `mirrored`). Equal pictures may differ in the last bits of
-    their features if they were computed in batches of other sizes.
+    come with a model that sees it otherwise (`zoom`, `mirrored`). Equal pictures may differ in the last bits
+    of their features if they were computed in batches of other sizes.
 
     Examples
     --------
