@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gpldla.errors import UserError
-from gpldla.heads import Head, list_heads
+from gpldla.heads import Head, head_class, list_heads
 from gpldla.heads import base as heads_base
 from gpldla.methods import FILE, find_method, methods
 from gpldla.model import FewShotModel
@@ -37,6 +37,8 @@ def test_every_method_goes_with_every_recipe(name, recipe):
     of_its_head = {key for key in own if key.startswith("head")} - {"head_learning_rate"}
     kept = {key: own[key] for key in own.keys() - preset.keys() - of_its_head}
     kept["backbone"] = variants.get(own["backbone"], own["backbone"])
+    if head_class(preset["head"]).consumes != "features":
+        kept.pop("mirrored", None)
     assert made.items() >= kept.items()
 
 
@@ -81,6 +83,14 @@ def test_relationnet_wants_larger_maps_of_the_default_network_too(own_recipe):
 
 def test_a_network_that_is_asked_for_is_taken():
     assert read_recipe("cub", {"backbone": "conv4"}, method="relationnet").backbone == "conv4"
+
+
+@pytest.mark.parametrize("head", ["relationnet", "maml", "protonet"])
+def test_mirror_images_are_for_heads_that_see_features(own_recipe, head):
+    path, sees_features = own_recipe("mirrored = true\n"), head == "protonet"
+    assert read_recipe(path, method=head).mirrored is sees_features
+    assert read_recipe(path, {"head": head}).mirrored is sees_features
+    assert read_recipe(path, {"mirrored": True}, method=head).mirrored, "which says so when it is trained"
 
 
 def test_options_of_the_head_of_the_recipe_are_dropped(own_recipe):

@@ -41,6 +41,23 @@ def test_its_table_is_the_measured_one():
     assert f"{results['peak_memory_mib']} MiB" in README
 
 
+@pytest.mark.parametrize("line", re.findall(r"^\| (?:CUB|Omniglot).*\|$", README, re.M))
+def test_its_numbers_beside_the_papers_are_those_of_the_results(line):
+    name, *numbers = [entry.strip(" *") for entry in line.strip("|").split("|")]
+    places = {"Conv-4": "conv4", "Conv-4S": "conv4s", "ResNet-10": "resnet10"}
+    data, network = name.split(", ")
+    setting = f"{data.lower().replace(' → ', '-')}, {places[network]}"
+    results = (ROOT / "docs" / "results.md").read_text("utf-8")
+    for shots, paper, ours in ((1, *numbers[:2]), (5, *numbers[2:])):
+        row = re.search(rf"^\| {setting} \| {shots} \|(.*)\|$", results, re.M)[1]
+        shown = [entry.strip(" *") for entry in row.split("|")]
+        assert (shown[0], shown[2]) == (paper, ours)
+
+
+def test_it_has_numbers_beside_the_papers():
+    assert len(re.findall(r"^\| (?:CUB|Omniglot).*\|$", README, re.M)) == 3
+
+
 @pytest.mark.parametrize(
     "file", ["README.md", *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
 )

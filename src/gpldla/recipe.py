@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from gpldla.data.training_images import TRAINING_TRANSFORMS
 from gpldla.errors import UserError, did_you_mean
-from gpldla.heads import head_options
+from gpldla.heads import head_class, head_options
 from gpldla.methods import find_method, is_head_option
 
 SHIPPED = Path(__file__).parent / "recipes"
@@ -174,7 +174,7 @@ def read_recipe(
     """Read a shipped recipe by name or a TOML file by path.
 
     The settings of a `method` win over those of the recipe, and `overrides` over both. Where these name
-    another head, the options of the recipe's own are left out.
+    another head, the options of the recipe's own are left out, and mirror images if it sees no features.
     """
     settings = read_settings(name_or_path)
     if method is not None:
@@ -182,6 +182,9 @@ def read_recipe(
     overrides = overrides or {}
     if "head" in overrides and overrides["head"] != settings.get("head", Recipe.head):
         settings = {key: value for key, value in settings.items() if not is_head_option(key)}
+    head = overrides.get("head", settings.get("head", Recipe.head))
+    if isinstance(head, str) and head_class(head).consumes != "features":
+        settings.pop("mirrored", None)
     return make_recipe({**settings, **overrides})
 
 
