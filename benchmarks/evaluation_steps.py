@@ -13,10 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.paper import trained
 from gpldla.backbones.base import ZOOM
-from gpldla.data import Access, load_protocol
-from gpldla.devices import torch_device
-from gpldla.evaluation import ProtocolEvaluator, Task
+from gpldla.evaluation import ProtocolEvaluator
 from gpldla.files import write_json
 from gpldla.model import FewShotModel
 from gpldla.provenance import provenance
@@ -40,17 +39,7 @@ def steps(model: FewShotModel) -> Iterator[str]:
 
 def measure(folder: Path, episodes: int) -> dict[str, dict[str, Any]]:
     """Return the numbers of a trained model for each step."""
-    model = FewShotModel.from_pretrained(folder).to(torch_device("auto"))
-    recipe = model.info["recipe"]
-    parts = ("validation", "novel")
-    protocol = load_protocol(
-        recipe["dataset"],
-        size=model.preprocessing.size,
-        side=recipe["stored_side"] or None,
-        parts=parts,
-        access=Access(),
-    )
-    task = Task(5, recipe["validation_shots"] or recipe["shots"], 15)
+    model, protocol, task = trained(folder)
     return {
         step: ProtocolEvaluator(model, protocol).evaluate(task, episodes=episodes).numbers
         for step in steps(model)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from gpldla.calibration import apply_temperature, fit_temperature, reliability
-from gpldla.data import Access, load_protocol
+from gpldla.data import Access, Protocol, load_protocol
 from gpldla.devices import torch_device
 from gpldla.evaluation import Predictions, ProtocolEvaluator, Task
 from gpldla.files import read_json, write_json
@@ -62,15 +62,20 @@ class Training:
 
 
 def plan(patterns: list[str]) -> list[Training]:
-    """Return the trainings whose names fit one of the patterns, or all, after those that they begin with."""
+    """Return the trainings whose names fit one of the patterns, or all."""
     entries = tomllib.loads(PLAN.read_text("utf-8"))
     chosen = {name for name in entries if not patterns or any(fnmatch(name, p) for p in patterns)}
     unknown = [p for p in patterns if not any(fnmatch(name, p) for name in entries)]
     if unknown:
         raise SystemExit(f"There is no training {unknown[0]!r} in {PLAN}.")
-    chosen |= {entries[name]["start"] for name in chosen if "start" in entries[name]}
-    trainings = [Training(name, **entry) for name, entry in entries.items() if name in chosen]
-    return sorted(trainings, key=lambda training: bool(training.start))
+    return [Training(name, **entry) for name, entry in entries.items() if name in chosen]
+
+
+def rounds(trainings: list[Training]) -> list[list[Training]]:
+    """Return what is to be trained first, with all that others begin with, and what comes after it."""
+    starts = {training.start for training in trainings}
+    first = [t for t in plan([]) if t.name in starts or (t in trainings and not t.start)]
+    return [first, [training for training in trainings if training.start]]
 
 
 # ---- training and measuring
@@ -93,8 +98,8 @@ def run(training: Training, seed: int, runs: Path) -> str:
     return f"{folder.name}: {accuracy:.2f} % on novel classes"
 
 
-def measure(training: Training, folder: Path) -> None:
-    """Measure a trained model as the paper does, and leave the numbers beside it."""
+def trained(folder: Path) -> tuple[FewShotModel, Protocol, Task]:
+    """Return a trained model, what it is to be measured on, and the task that it was chosen for."""
     model = FewShotModel.from_pretrained(folder).to(torch_device("auto"))
     recipe = model.info["recipe"]
     protocol = load_protocol(
@@ -104,13 +109,19 @@ def measure(training: Training, folder: Path) -> None:
         parts=("validation", "novel"),
         access=Access(),
     )
+    return model, protocol, Task(5, recipe["validation_shots"] or recipe["shots"], 15)
+
+
+def measure(training: Training, folder: Path) -> None:
+    """Measure a trained model as the paper does, and leave the numbers beside it."""
+    model, protocol, task = trained(folder)
+    recipe = model.info["recipe"]
     evaluator = ProtocolEvaluator(model, protocol)
-    task = Task(5, recipe["validation_shots"] or recipe["shots"], 15)
     result = evaluator.evaluate(task, episodes=training.episodes)
     numbers = {
         "backbone": recipe["backbone"],
         "seed": recipe["seed"],
-        "mirrored": recipe["mirrored"],
+        "mirrored": recipe.get("mirrored", False),  # not in recipes of older runs
         "command": shlex.join(training.command(recipe["seed"], Path("runs") / folder.name)),
         **provenance(),
         "seconds": model.info["seconds"],
@@ -236,8 +247,8 @@ def main() -> None:
     else:
         lines = []
         with ThreadPoolExecutor(options.at_once) as pool:
-            for later in (False, True):
-                jobs = [(t, seed) for t in trainings if bool(t.start) == later for seed in t.seeds]
+            for together in rounds(trainings):
+                jobs = [(training, seed) for training in together for seed in training.seeds]
                 for line in pool.map(lambda job: run(job[0], job[1], options.runs), jobs):
                     print(line, flush=True)
                     lines.append(line)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from benchmarks import evaluation_steps, paper
-from benchmarks.paper import Training, cell, collect, measure, plan
+from benchmarks.paper import Training, cell, collect, measure, plan, rounds
 
 from gpldla.evaluation import Predictions
 from gpldla.files import write_json
@@ -67,11 +67,14 @@ def test_patterns_choose_from_the_plan():
 
 
 def test_what_others_begin_with_comes_first():
-    names = [training.name for training in plan(["tinyimagenet-cub-resnet18-84-5shot"])]
-    assert names == [
-        "tinyimagenet-cub-resnet18-84-1shot-simpleshot-cl2n",
-        "tinyimagenet-cub-resnet18-84-5shot",
+    asked = plan(["tinyimagenet-cub-resnet18-84-5shot", "cub-conv4-1shot"])
+    assert [[training.name for training in together] for together in rounds(asked)] == [
+        ["cub-conv4-1shot", "tinyimagenet-cub-resnet18-84-1shot-simpleshot-cl2n"],
+        ["tinyimagenet-cub-resnet18-84-5shot"],
     ]
+    first, later = rounds(plan([]))
+    assert {t.name for t in first} == {t.name for t in plan([]) if not t.start}
+    assert later == [t for t in plan([]) if t.start]
     starts = {training.start for training in TRAININGS.values()} - {""}
     assert starts
     for name in starts:
@@ -79,6 +82,14 @@ def test_what_others_begin_with_comes_first():
         assert not base.start
         fits = [t for t in TRAININGS.values() if t.start == name]
         assert {(t.recipe, t.set["backbone"]) for t in fits} == {(base.recipe, base.set["backbone"])}
+
+
+def test_one_that_begins_with_another_is_measured_by_itself(monkeypatch, tmp_path):
+    name, measured = "tinyimagenet-cub-resnet18-84-5shot", []
+    monkeypatch.setattr(paper, "measure", lambda training, folder: measured.append((training.name, folder)))
+    monkeypatch.setattr(paper.sys, "argv", ["paper", "measure", name, "--runs", str(tmp_path)])
+    paper.main()
+    assert measured == [(name, tmp_path)]
 
 
 def test_beginning_with_another_is_part_of_the_command(tmp_path):

@@ -137,7 +137,8 @@ def _image_chunks(model: FewShotModel, images: PartImages, numbers: Tensor) -> I
     """Yield images as the network wants them, a chunk at a time: the store may be larger than memory."""
     device, size = model.device, model.preprocessing.size
     most = _limit(IMAGES_AT_ONCE, device)
-    at_once = cpu_batch(size, most) if device.type == "cpu" else min(most, GPU_PIXELS_AT_ONCE // size**2)
+    fitting = max(1, GPU_PIXELS_AT_ONCE // size**2)
+    at_once = cpu_batch(size, most) if device.type == "cpu" else min(most, fitting)
     for chunk in numbers.split(at_once) if len(numbers) else ():  # a GPU cannot resize no images
         yield evaluation_images(images[chunk], model.preprocessing)
 

@@ -41,7 +41,7 @@ class Recipe:
     episodes: int = 60_000
     episodes_per_update: int = 1
     seed: int = 0
-    # Images outside of training
+    # Images outside of training; zoom counts in it, too, where nothing crops them at random
     zoom: float = 1.15  # they are resized to so many times what the network sees, which is their centre
     mirrored: bool = False  # features are the mean of those of an image and of its mirror image
     # Optimisation: Adam with one rate for the network and one for the head's parameters
