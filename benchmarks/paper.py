@@ -49,6 +49,7 @@ class Training:
     calibration: bool = False
     episodes: int = 600
     start: str = ""
+    note: str = ""
 
     def command(self, seed: int, folder: Path) -> list[str]:
         """Return the command that trains."""
@@ -184,7 +185,7 @@ def cell(training: Training, runs: list[dict[str, Any]]) -> dict[str, Any]:
             numbers[name], numbers[f"{name}_spread"] = statistics.mean(errors), statistics.stdev(errors)
     notes = [ENLARGED] if (first["dataset"], first["backbone"]) == ("cub", "resnet10") else []
     notes += [MIRRORED] if first.get("mirrored") else []
-    notes += [first["note"]] if "note" in first else []  # what is special about this training
+    notes += [training.note] if training.note else []
     return {
         **({"note": " ".join(notes)} if notes else {}),
         "method": training.method,
@@ -236,7 +237,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/paper"))
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--at-once", type=int, default=1)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()  # names may stand after options, too
     trainings = plan(options.names)
     if options.what == "measure":
         if len(trainings) != 1:

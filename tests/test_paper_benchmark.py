@@ -1,6 +1,7 @@
 """The trainings behind the paper's tables: the plan, what is measured, and the cells that come of it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -87,9 +88,10 @@ def test_what_others_begin_with_comes_first():
 def test_one_that_begins_with_another_is_measured_by_itself(monkeypatch, tmp_path):
     name, measured = "tinyimagenet-cub-resnet18-84-5shot", []
     monkeypatch.setattr(paper, "measure", lambda training, folder: measured.append((training.name, folder)))
-    monkeypatch.setattr(paper.sys, "argv", ["paper", "measure", name, "--runs", str(tmp_path)])
-    paper.main()
-    assert measured == [(name, tmp_path)]
+    for command in (["measure", name, "--runs", str(tmp_path)], ["measure", "--runs", str(tmp_path), name]):
+        monkeypatch.setattr(paper.sys, "argv", ["paper", *command])
+        paper.main()
+    assert measured == 2 * [(name, tmp_path)]
 
 
 def test_beginning_with_another_is_part_of_the_command(tmp_path):
@@ -196,7 +198,7 @@ def test_a_cell_is_the_mean_over_training_seeds(measured):
     assert numbers["ece_paper_temperature"] == pytest.approx(sum(errors) / 10)
     assert 0 < numbers["ece_paper_temperature_spread"] < max(errors) - min(errors)
     assert "note" not in numbers
-    notes = cell(training, [one | {"mirrored": True, "note": "It rained."}, other])["note"]
+    notes = cell(replace(training, note="It rained."), [one | {"mirrored": True}, other])["note"]
     assert "mirror image" in notes
     assert notes.endswith(" It rained.")
     assert numbers["training_seeds"] == [0, 1]

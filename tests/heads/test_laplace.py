@@ -68,6 +68,18 @@ def test_enough_steps_reach_the_maximum_that_scipy_finds(ways, shots, beta, beta
     assert ours >= log_posterior(W, B, phi, labels, beta, beta_b) - 1e-9
 
 
+def test_features_are_raised_to_a_power():
+    """What it says of queries is what it says of features that somebody else has raised."""
+    support, labels, query, _ = random_episode([1, 3, 2], 3, 4, 30)
+    support, query = (t.sign() * (t.abs() + 0.2) for t in (support, query))  # tiny entries are not raised
+    roots = [t.sign() * t.abs() ** 0.5 for t in (support, query)]
+    raised = create_head("laplace", beta=2.0, power=0.5).eval().adapt(support, labels, 3).log_prob(query)
+    plain = create_head("laplace", beta=2.0).eval()
+    expected = plain.adapt(roots[0], labels, 3).log_prob(roots[1])
+    torch.testing.assert_close(raised, expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(raised, plain.adapt(support, labels, 3).log_prob(query), atol=1e-2)
+
+
 def test_each_step_climbs():
     support, labels, _, _ = random_episode([1, 4, 2], 3, 1, 7)
     phi = (support / support.norm(dim=-1, keepdim=True)).numpy()

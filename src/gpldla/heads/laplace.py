@@ -28,6 +28,8 @@ class Laplace(LinearGP):
         beta_b: float = 1.0,
         newton_steps: int = 5,
         normalize: bool = True,
+        power: float = 1.0,
+        training_power: float | None = None,
         predictive: Predictive = "auto",
         n_samples: int = 10,
     ) -> None:
@@ -36,6 +38,8 @@ class Laplace(LinearGP):
             beta=beta,
             beta_b=beta_b,
             normalize=normalize,
+            power=power,
+            training_power=training_power,
             predictive=predictive,
             n_samples=n_samples,
         )

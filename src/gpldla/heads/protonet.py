@@ -1,7 +1,11 @@
 """Prototypical networks: the nearest class mean."""
 
+import math
+from numbers import Real
+
 from torch import Tensor, nn
 
+from gpldla.errors import UserError
 from gpldla.heads.base import Head, check_episode, register_head, unit_length
 from gpldla.heads.linear import LinearPosterior
 from gpldla.heads.nearest_mean import nearest_mean
@@ -9,18 +13,24 @@ from gpldla.heads.nearest_mean import nearest_mean
 
 @register_head("protonet")
 class ProtoNet(Head):
-    """Softmax over −‖φ(x) − μ_j‖², μ_j the mean of the support features of class j.
+    """Softmax over −s‖φ(x) − μ_j‖², μ_j the mean of the support features of class j.
 
     Snell, Swersky and Zemel, "Prototypical Networks for Few-shot Learning", 2017 (arXiv 1703.05175).
 
     normalize: scale features to unit length first
+    scale:     s, 1 in the paper; less where distances are so large that training begins with sure answers
     """
 
     capturable = True
 
-    def __init__(self, feature_dim: int | None = None, *, normalize: bool = False) -> None:
+    def __init__(
+        self, feature_dim: int | None = None, *, normalize: bool = False, scale: float = 1.0
+    ) -> None:
         super().__init__()
+        if not (isinstance(scale, Real) and 0 < scale < math.inf):
+            raise UserError(f"scale must be a positive number, not {scale!r}.")
         self.normalize = normalize
+        self.scale = float(scale)
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
@@ -30,4 +40,5 @@ class ProtoNet(Head):
         return nearest_mean(support, labels, n_way, self._phi)
 
     def _phi(self, features: Tensor) -> Tensor:
-        return unit_length(features) if self.normalize else features
+        phi = unit_length(features) if self.normalize else features
+        return phi * math.sqrt(self.scale)
