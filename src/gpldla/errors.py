@@ -1,7 +1,10 @@
 """Exceptions whose message is all that a user needs to see."""
 
 import difflib
+import math
 from collections.abc import Iterable
+from numbers import Real
+from typing import SupportsIndex
 
 
 class UserError(ValueError):
@@ -25,3 +28,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
         word.lower(), known, n=1
     )
     return f"; did you mean {nearest[0]!r}?" if nearest else f"; known are {', '.join(known)}."
+
+
+def require_positive(**settings: object) -> None:
+    """Refuse settings, given by name, that are no positive, finite numbers."""
+    for name, value in settings.items():
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+        if not 0 < number < math.inf:
+            raise UserError(f"{name} must be a positive number, not {value!r}.")
+
+
+def require_count(**settings: object) -> None:
+    """Refuse settings, given by name, that are no whole numbers of at least 1."""
+    for name, value in settings.items():
+        if not isinstance(value, SupportsIndex) or value.__index__() < 1:
+            raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")

@@ -1,9 +1,7 @@
 """GPLDLAClassifier: the method behind scikit-learn's interface, on features one already has."""
 
-import math
 import warnings
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +14,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from gpldla.calibration import apply_temperature
-from gpldla.errors import UserError
+from gpldla.errors import UserError, require_positive
 from gpldla.heads.gpldla_auto import Covariance, GPLDLAAuto, TaskPosterior
 from gpldla.heads.linear_gp import Predictive
 from gpldla.novelty import Novelty, fit_novelty
@@ -477,8 +475,7 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
             raise UserError("center cannot be True; use 'auto', 'support', False or a vector.")
         if not (isinstance(self.whiten, (bool, np.bool_)) or self.whiten == "auto"):
             raise UserError(f"whiten must be True, False or 'auto', not {self.whiten!r}.")
-        if not (isinstance(self.temperature, Real) and 0 < self.temperature < math.inf):
-            raise UserError(f"temperature must be a positive number, not {self.temperature!r}.")
+        require_positive(temperature=self.temperature)
         d = self.n_features_in_
         if self.metric is not None and np.shape(self.metric) != (d, d):
             raise UserError(f"metric must have shape ({d}, {d}), not {np.shape(self.metric)}.")

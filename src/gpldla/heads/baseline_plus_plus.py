@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from gpldla.errors import UserError
+from gpldla.errors import require_positive
 from gpldla.heads.base import Head, check_episode, class_one_hot, register_head, unit_length
 from gpldla.heads.fine_tuning import Descent, softmax_residual
 from gpldla.heads.linear import LinearPosterior
@@ -38,8 +38,7 @@ class BaselinePlusPlus(Head):
         step_size: float = 0.01,
     ) -> None:
         super().__init__()
-        if not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
-            raise UserError(f"scale must be a positive number, not {scale!r}.")
+        require_positive(scale=scale)
         self.scale = scale
         self.descent = Descent(epochs, batch_size, step_size)
 

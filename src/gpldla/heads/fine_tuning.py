@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpldla.errors import UserError
+from gpldla.errors import require_count, require_positive
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,8 @@ class Descent:
     weight_decay: float = 0.001
 
     def __post_init__(self) -> None:
-        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
-            if not hasattr(value, "__index__") or value < 1:
-                raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")
-        if not (isinstance(self.step_size, (int, float)) and 0 < self.step_size < math.inf):
-            raise UserError(f"step_size must be a positive number, not {self.step_size!r}.")
+        require_count(epochs=self.epochs, batch_size=self.batch_size)
+        require_positive(step_size=self.step_size)
 
     @torch.no_grad()
     def minimise(

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from gpldla.errors import UserError
+from gpldla.errors import UserError, require_positive
 from gpldla.heads.base import (
     Head,
     check_episode,
@@ -41,8 +41,7 @@ class GPDKT(Head):
         super().__init__()
         if kernel not in get_args(Kernel):
             raise UserError(f"kernel must be 'linear', 'cosine' or 'bncosine', not {kernel!r}.")
-        if not (isinstance(noise, (int, float)) and 0 < noise < math.inf):
-            raise UserError(f"noise must be a positive number, not {noise!r}.")
+        require_positive(noise=noise)
         self.kernel, self.noise = kernel, noise
         self.log_scale = nn.Parameter(torch.zeros(()))
         self.mean = nn.Parameter(torch.zeros(()))

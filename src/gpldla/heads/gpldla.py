@@ -4,16 +4,14 @@ Kim and Hospedales, "Gaussian Process Meta Few-shot Classifier Learning via Line
 Approximation", 2021. The numbers of equations are those of that paper, the words in brackets its labels.
 """
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from numbers import Real
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gpldla.errors import UserError
+from gpldla.errors import require_positive
 from gpldla.heads.base import register_head
 from gpldla.heads.linear_gp import LabelledFeatures, LinearGP, Mode, Predictive
 from gpldla.heads.rows import Rows
@@ -74,9 +72,8 @@ class GPLDLA(LDASurrogate):
             n_samples=n_samples,
             priors=priors,
         )
-        number = isinstance(dimension, Real) and not isinstance(dimension, bool)
-        if not (dimension is None or (number and 0 < dimension < math.inf)):
-            raise UserError(f"dimension must be a positive number, not {dimension!r}.")
+        if dimension is not None:
+            require_positive(dimension=dimension)
         self.dimension = dimension
 
     def class_variance(self, phi: Rows, mean_norm2: Tensor, beta: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gpldla.errors import UserError
+from gpldla.errors import require_count
 from gpldla.heads.base import register_head
 from gpldla.heads.function_space import newton_step
 from gpldla.heads.linear_gp import LabelledFeatures, LinearGP, Mode, Predictive
@@ -43,8 +43,7 @@ class Laplace(LinearGP):
             predictive=predictive,
             n_samples=n_samples,
         )
-        if not hasattr(newton_steps, "__index__") or newton_steps < 1:
-            raise UserError(f"newton_steps must be a whole number of at least 1, not {newton_steps!r}.")
+        require_count(newton_steps=newton_steps)
         self.newton_steps = newton_steps
 
     def find_mode(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> Mode:

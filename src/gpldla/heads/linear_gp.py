@@ -8,13 +8,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-from gpldla.errors import UserError, did_you_mean
+from gpldla.errors import UserError, did_you_mean, require_count, require_positive
 from gpldla.heads import predictive
 from gpldla.heads.base import Head, Posterior, check_episode, class_one_hot, looking_is_free
 from gpldla.heads.rows import Rows
@@ -93,18 +92,14 @@ class LinearGP(Head):
     ) -> None:
         super().__init__()
         training_power = power if training_power is None else training_power
-        positive = {"beta": beta, "beta_b": beta_b, "power": power, "training_power": training_power}
-        for name, value in positive.items():
-            if not (isinstance(value, Real) and 0 < value < math.inf):
-                raise UserError(f"{name} must be a positive number, not {value!r}.")
+        require_positive(beta=beta, beta_b=beta_b, power=power, training_power=training_power)
         if not (power == training_power == 1 or normalize):
             raise UserError("A power of features needs normalize = True: it forgets how long they are.")
         if predictive not in get_args(Predictive):
             raise UserError(
                 f"There is no predictive {predictive!r}{did_you_mean(str(predictive), get_args(Predictive))}"
             )
-        if not hasattr(n_samples, "__index__") or n_samples < 1:
-            raise UserError(f"n_samples must be a whole number of at least 1, not {n_samples!r}.")
+        require_count(n_samples=n_samples)
         if not (priors is None or _is_uniform(priors) or _are_positive(priors)):
             raise UserError(f"priors must be 'uniform' or one positive number a class, not {priors!r}.")
         # Two numbers cost nothing in float64, and float64 features then meet the β that was asked for.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from gpldla.errors import UserError
+from gpldla.errors import UserError, require_count, require_positive
 from gpldla.heads.base import Head, Posterior, check_episode, needed_dim, register_head
 
 Weights = dict[str, Tensor]
@@ -44,10 +44,8 @@ class MAML(Head):
         ways: int = 0,
     ) -> None:
         super().__init__()
-        if not hasattr(steps, "__index__") or steps < 1:
-            raise UserError(f"steps must be a whole number of at least 1, not {steps!r}.")
-        if not (isinstance(step_size, (int, float)) and 0 < step_size < math.inf):
-            raise UserError(f"step_size must be a positive number, not {step_size!r}.")
+        require_count(steps=steps)
+        require_positive(step_size=step_size)
         if not hasattr(ways, "__index__") or ways < 0 or ways == 1:
             raise UserError(f"ways must be 0 or a whole number of at least 2, not {ways!r}.")
         self.steps, self.step_size, self.first_order, self.ways = steps, step_size, first_order, ways

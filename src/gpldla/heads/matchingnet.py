@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gpldla.errors import UserError
+from gpldla.errors import require_count, require_positive
 from gpldla.heads.base import (
     Head,
     Posterior,
@@ -40,10 +40,8 @@ class MatchingNet(Head):
         read_steps: int = 5,
     ) -> None:
         super().__init__()
-        if not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
-            raise UserError(f"scale must be a positive number, not {scale!r}.")
-        if not hasattr(read_steps, "__index__") or read_steps < 1:
-            raise UserError(f"read_steps must be a whole number of at least 1, not {read_steps!r}.")
+        require_positive(scale=scale)
+        require_count(read_steps=read_steps)
         self.scale = scale
         self.context = (
             FullContext(needed_dim("matchingnet", feature_dim), read_steps) if full_context else None

@@ -1,11 +1,10 @@
 """Prototypical networks: the nearest class mean."""
 
 import math
-from numbers import Real
 
 from torch import Tensor, nn
 
-from gpldla.errors import UserError
+from gpldla.errors import require_positive
 from gpldla.heads.base import Head, check_episode, register_head, unit_length
 from gpldla.heads.linear import LinearPosterior
 from gpldla.heads.nearest_mean import nearest_mean
@@ -27,10 +26,8 @@ class ProtoNet(Head):
         self, feature_dim: int | None = None, *, normalize: bool = False, scale: float = 1.0
     ) -> None:
         super().__init__()
-        if not (isinstance(scale, Real) and 0 < scale < math.inf):
-            raise UserError(f"scale must be a positive number, not {scale!r}.")
-        self.normalize = normalize
-        self.scale = float(scale)
+        require_positive(scale=scale)
+        self.normalize, self.scale = normalize, scale
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
