@@ -165,6 +165,29 @@ def test_the_base_mean_is_the_mean_feature_of_all_base_images(trained, ema):
     torch.testing.assert_close(model.head.base_mean.double(), mean, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"head": "simpleshot", "base_epochs": 10},
+        {"head": "gpldla", "episodes": 20},
+        {"head": "gpldla", "episodes": 40, "episodes_per_update": 2},
+    ],
+)
+def test_averaged_weights_forget_the_first_ones_of_a_short_training(trained, settings):
+    """In 20 updates they reach back over four of them, a fifth, or over less if the recipe says so."""
+    long, fitting, short = (
+        TrainingState.read(trained(**settings, ema=ema)[0]).tensors["averaged"] for ema in (0.9999, 0.75, 0.5)
+    )
+    assert not differing(long, fitting, "backbone.")
+    assert differing(fitting, short, "backbone.")
+
+
+def test_a_few_updates_are_not_averaged(trained):
+    folder, _ = trained(head="gpldla", episodes=3, ema=0.9)
+    tensors = TrainingState.read(folder).tensors
+    assert not differing(tensors["averaged"], tensors["model"], "backbone.")
+
+
 @pytest.mark.parametrize("head", ["simpleshot", "metaqda"])
 def test_a_head_that_centres_on_the_base_classes_needs_a_network_that_knows_them(tmp_path, head):
     with pytest.raises(

@@ -51,7 +51,9 @@ class Recipe:
     schedule: str = "cosine"  # "constant", "cosine" to 0, or "step"
     decay_every: int = 3_000  # episodes between the decays of "step"
     decay_factor: float = 0.5
-    ema: float = 0.0  # decay of the averaged weights that are validated and kept; 0 keeps the last weights
+    # Decay of the averaged weights that are validated and kept, less in a training of fewer than
+    # 5 / (1 - ema) updates; 0 keeps the last weights
+    ema: float = 0.0
     precision: str = "32-true"  # or "bf16-mixed" or "64-true", as Lightning Fabric names them
     # Validation classes choose the weights that are kept; validate_every = 0 looks at them once, at the end
     validate_every: int = 1_000

@@ -30,6 +30,7 @@ from gpldla.running_statistics import count_batches, episode_of_an_update, runni
 from gpldla.weight_average import WeightAverage
 
 EPISODES_DRAWN_AT_ONCE = 256
+LONGEST_AVERAGE = 0.2  # of a stage's updates: averaged weights should not remember the first ones
 ACCURACY_EVERY = 5  # episodes, at most, between looks at the training accuracy: a second pass of the head
 
 
@@ -88,13 +89,14 @@ class Stage(ABC):
     step_name: ClassVar[str]
     unit: ClassVar[str]
 
-    def __init__(self, material: Material, total: int) -> None:
+    def __init__(self, material: Material, total: int, *, updates: int) -> None:
         self.material, self.total, self.done = material, total, 0
         self.window = Window()
         self.base_rates: list[float] = []
         self.optimizer: torch.optim.Optimizer
-        decay = material.recipe.ema
-        self.average = WeightAverage(material.model, decay) if decay else None
+        ema = material.recipe.ema
+        decay = min(ema, max(0.0, 1 - 1 / (LONGEST_AVERAGE * updates)))
+        self.average = WeightAverage(material.model, decay) if ema else None
 
     @abstractmethod
     def update(self) -> None:
@@ -206,8 +208,9 @@ class EpisodeStage(Stage):
 
     def __init__(self, material: Material, *, frozen_backbone: bool) -> None:
         recipe, model = material.recipe, material.model
-        super().__init__(material, recipe.episodes)
         self.episodes_an_update = max(recipe.episodes_per_update, material.ranks.count)
+        updates = math.ceil(recipe.episodes / self.episodes_an_update)
+        super().__init__(material, recipe.episodes, updates=updates)
         self.frozen_backbone = frozen_backbone
         model.backbone.requires_grad_(not frozen_backbone)
         settings: list[tuple[nn.Module, float, float]] = [(model.head, recipe.head_learning_rate, 0.0)]
@@ -373,7 +376,8 @@ class BaseStage(Stage):
         recipe, model = material.recipe, material.model
         counts = material.part.counts
         self.batches_an_epoch = math.ceil(int(counts.sum()) / recipe.base_batch)
-        super().__init__(material, max(1, round(recipe.base_epochs * self.batches_an_epoch)))
+        batches = max(1, round(recipe.base_epochs * self.batches_an_epoch))
+        super().__init__(material, batches, updates=batches)
         self.class_of_image = torch.repeat_interleave(torch.arange(len(counts)), torch.from_numpy(counts))
         self.network = _BaseNetwork(
             model.backbone, _LAYERS[classifier](model.backbone.feature_dim, len(counts))
