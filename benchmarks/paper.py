@@ -49,7 +49,7 @@ class Training:
     calibration: bool = False
     episodes: int = 600
     start: str = ""
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
     def command(self, seed: int, folder: Path) -> list[str]:
         """Return the command that trains."""
@@ -185,9 +185,9 @@ def cell(training: Training, runs: list[dict[str, Any]]) -> dict[str, Any]:
             numbers[name], numbers[f"{name}_spread"] = statistics.mean(errors), statistics.stdev(errors)
     notes = [ENLARGED] if (first["dataset"], first["backbone"]) == ("cub", "resnet10") else []
     notes += [MIRRORED] if first.get("mirrored") else []
-    notes += [training.note] if training.note else []
+    notes += training.notes
     return {
-        **({"note": " ".join(notes)} if notes else {}),
+        **({"notes": notes} if notes else {}),
         "method": training.method,
         "recipe": training.recipe,
         "dataset": first["dataset"],

@@ -197,10 +197,11 @@ def test_a_cell_is_the_mean_over_training_seeds(measured):
     errors = [error for run in (one, other) for error in run["calibration_runs_novel"]]
     assert numbers["ece_paper_temperature"] == pytest.approx(sum(errors) / 10)
     assert 0 < numbers["ece_paper_temperature_spread"] < max(errors) - min(errors)
-    assert "note" not in numbers
-    notes = cell(replace(training, note="It rained."), [one | {"mirrored": True}, other])["note"]
-    assert "mirror image" in notes
-    assert notes.endswith(" It rained.")
+    assert "notes" not in numbers
+    noted = replace(training, notes=("It rained.",))
+    mirrored, note = cell(noted, [one | {"mirrored": True}, other])["notes"]
+    assert "mirror image" in mirrored
+    assert note == "It rained."
     assert numbers["training_seeds"] == [0, 1]
     assert numbers["command"].endswith("&& gpldla eval runs/letters-seed0 --shots 1 --episodes 60 --json")
     assert {

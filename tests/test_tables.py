@@ -14,7 +14,7 @@ from gpldla.recipe import SHIPPED, parse_override, read_recipe
 from gpldla.tables import METHODS, RESULTS, paper_tables, read_cells, results_folder, tables
 from gpldla.tables.page import page_text, write_page
 from gpldla.tables.plots import confidence_plots
-from gpldla.tables.side_by_side import FIVE_SHOT, STAND_INS, command, missing_images
+from gpldla.tables.side_by_side import FIVE_SHOT, STAND_IN_NETWORKS, STAND_INS, command, missing_images
 
 from .data.trees import write_cub
 
@@ -24,7 +24,7 @@ NOT_HERE_YET = {
     *("ML-LSTM", "SNAIL", "VERSA", "LLAMA", "Meta-Mixture", "Assoc-Align", "Neg-Margin", "Cross-Domain"),
 }
 CELL = {"method": "gpldla", "dataset": "cub", "backbone": "conv4", "shots": 1}
-SHORT = {"accuracy": 50.0, "note": "Short."}  # as cells were before they named a recipe
+SHORT = {"accuracy": 50.0, "notes": ["Short."]}  # as cells were before they named a recipe
 FULL = {"recipe": "cub", "accuracy": 66.0, "interval": 0.4}
 AS_THE_PAPER = {"recipe": "cub-paper", "accuracy": 63.3, "interval": 0.4}
 BINS = {
@@ -133,9 +133,10 @@ class TestShown:
         assert "79.00 ± 0.30" in printed
 
     def test_a_note_is_a_mark_and_a_sentence(self, tmp_path):
-        write_cell(tmp_path, "one", **FULL, note="At 48 pixels.")
-        write_cell(tmp_path, "two", shots=5, recipe="cub", accuracy=78.9, note="One seed.")
-        write_cell(tmp_path, "three", method="protonet", recipe="cub", accuracy=52.1, note="At 48 pixels.")
+        write_cell(tmp_path, "one", **FULL, notes=["At 48 pixels."])
+        write_cell(tmp_path, "two", shots=5, recipe="cub", accuracy=78.9, notes=["One seed."])
+        numbers = {"method": "protonet", "recipe": "cub", "accuracy": 52.1}
+        write_cell(tmp_path, "three", **numbers, notes=["At 48 pixels.", "One seed."])
         shown = tables("cub", tmp_path)[0]
         marks = {note[2:]: note[0] for note in shown.notes if note[0] in "†‡"}
         assert sorted(marks) == ["At 48 pixels.", "One seed."]
@@ -143,8 +144,15 @@ class TestShown:
         assert first != second
         printed = text([shown])
         assert line(printed, "GPLDLA").endswith(f" {first}▲66.00 ± 0.40 78.86 ± 0.35 {second}78.90")
-        assert f" {first}52.10 " in line(printed, "ProtoNet")
+        assert f" {first} {second}52.10 " in line(printed, "ProtoNet")
         assert f"| **66.00 ± 0.40** {first} |" in markdown(shown)
+
+    def test_what_holds_for_all_cells_needs_no_mark(self, tmp_path):
+        write_cell(tmp_path, "one", **FULL, notes=["At 48 pixels.", "One seed."])
+        write_cell(tmp_path, "two", shots=5, recipe="cub", accuracy=78.9, notes=["At 48 pixels."])
+        shown = tables("cub", tmp_path)[0]
+        assert shown.notes[:2] == ["At 48 pixels.", "† One seed."]
+        assert line(text([shown]), "GPLDLA").endswith(" †▲66.00 ± 0.40 78.86 ± 0.35 78.90")
 
     def test_a_method_that_the_paper_lacks_gets_a_row_before_gpldla(self, tmp_path):
         write_cell(tmp_path, method="maml-first-order", accuracy=55.5)
@@ -162,7 +170,7 @@ class TestShown:
             for shots in (1, 5):
                 for recipe in ("cub", "cub-paper"):
                     numbers = {"accuracy": 99.0, "interval": 0.5, "ece_paper_temperature": 9.0}
-                    numbers |= {"method": method, "shots": shots, "recipe": recipe, "note": "A note."}
+                    numbers |= {"method": method, "shots": shots, "recipe": recipe, "notes": ["A note."]}
                     write_cell(tmp_path, f"{method}-{shots}-{recipe}", **numbers)
         for printed in text(tables(name, tmp_path), width=80).splitlines():
             assert len(printed) <= 80 or printed.startswith("    gpldla ")  # a command to copy
@@ -222,7 +230,7 @@ class TestTheBetter:
         assert re.search(r"\x1b\[1m *▲70\.00", bold.file.getvalue())
 
     def test_is_not_said_of_short_trainings(self, tmp_path):
-        write_cell(tmp_path, accuracy=70.0, note="Short.")
+        write_cell(tmp_path, accuracy=70.0, notes=["Short."])
         shown = tables("cub", tmp_path)[0]
         assert "▲" not in text([shown])
         assert "**" not in markdown(shown)
@@ -327,6 +335,22 @@ class TestStandIns:
         assert shown_names([stand_in]) == ["ProtoNet", "GPLDLA"]
         assert all(name == "ours" for _, name in stand_in.head)
         assert "cannot be compared" in stand_in.notes[0]
+
+    def test_stand_in_the_papers_order_and_the_best_is_marked(self, tmp_path):
+        best = {1: "gpdkt-bncosine", 5: "gpldla"}
+        for shots in (1, 5):
+            for place, method in enumerate(("gpldla", "laplace", "gpdkt-bncosine", "protonet")):
+                numbers = {"method": method, "dataset": "tinyimagenet-mini", "recipe": "tinyimagenet-mini"}
+                numbers |= {"shots": shots, "interval": 0.4, "accuracy": 45.0 + 0.5 * place}
+                numbers["accuracy"] += 2 * (method == best[shots])
+                write_cell(tmp_path, f"{method}-{shots}", **numbers)
+        _, stand_in, _ = tables("miniimagenet", tmp_path)
+        names = ["ProtoNet", "GPDKT (BN + cosine)", "Laplace approximation", "GPLDLA"]
+        assert shown_names([stand_in]) == names
+        # 48.0 ± 0.4 is clear of 46.5 ± 0.4, and 47.0 ± 0.4 overlaps with it
+        assert re.findall(r"\*\*(.+?)\*\*", markdown(stand_in)) == ["48.00 ± 0.40"]
+        assert "▲48.00 ± 0.40" in line(text([stand_in]), "GPDKT (BN + cosine)")
+        assert "▲ the best" in text([stand_in])
 
     @pytest.mark.parametrize("table", ["miniimagenet", "cross-domain"])
     def test_are_announced_before_they_are_measured(self, tmp_path, table):
@@ -492,7 +516,11 @@ class TestOurs:
             for setting in table.settings
             for shots in table.shots(setting)
         }
-        settings |= {(STAND_INS[d], network, n) for d, network, n in settings if d in STAND_INS}
+        settings |= {
+            (STAND_INS[dataset], STAND_IN_NETWORKS.get(network, network), shots)
+            for dataset, network, shots in settings
+            if dataset in STAND_INS
+        }
         for cell in read_cells(results_folder()):
             assert (*cell.setting, cell.shots) in settings
             assert cell.method in methods()

@@ -49,7 +49,12 @@ class Cell:
     @property
     def short(self) -> bool:
         """Whether it comes from a training too short for a comparison, as before there were recipes."""
-        return "recipe" not in self.numbers and "note" in self.numbers
+        return "recipe" not in self.numbers and bool(self.notes)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know about it."""
+        return self.numbers.get("notes", [])
 
     def margin(self, measure: str) -> float | None:
         """Return the ± of a number: of accuracy, the larger of that over tasks and that over trainings."""

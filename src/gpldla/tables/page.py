@@ -24,10 +24,11 @@ Every table of the paper, its numbers and ours side by side. `gpldla tables --ma
 this page from the JSON files in `results/`; the [last section](#where-our-numbers-come-from) has the command,
 the commit, the device and the seeds of each number. `gpldla tables` prints the tables in a terminal.
 
-**Bold** is the better of the two where their ± do not overlap; where they do, neither is. The ± of the paper
-is the standard deviation over its runs. That of our accuracies is half of the 95 % interval over test tasks,
-or the standard deviation over training seeds where that is larger. Short trainings, so marked, are not
-compared. Tasks have five classes."""
+**Bold** is the better of the two where their ± do not overlap; where they do, neither is. In tables of other
+images than the paper's it is the best of all. The ± of the paper is the standard deviation over its runs.
+That of our accuracies is half of the 95 % interval over test tasks, or the standard deviation over training
+seeds where that is larger. Short trainings, so marked, are not compared with the paper. Tasks have five
+classes."""
 
 PLOTS = """\
 Left and middle: reliability diagrams of GPLDLA on novel classes, for its probabilities as they come and with

@@ -30,6 +30,7 @@ OWN_COLUMNS = {
     ],
 }
 RULE = f"{BETTER} ours is better, {WORSE} the paper's is; no mark where the ± overlap."
+BEST = f"{BETTER} the best, where no other ± overlaps its own."
 OUR_MARGIN = "the 95 % interval over tasks, or the deviation over training seeds where that is larger"
 MARGINS = f"±: of the paper, over its runs; of ours, {OUR_MARGIN}."
 ABOUT_TEMPERATURES = (
@@ -59,7 +60,7 @@ def _setting_table(
     table: PaperTable, setting: tuple[str, str], shots: list[int], cells: Sequence[Cell]
 ) -> ResultTable:
     columns = OWN_COLUMNS[table.measure]
-    notes = _Notes()
+    notes = _Notes(cells)
     gap = NO_IMAGES if missing_images(setting[0]) else NOT_YET
     rows = []
     for method, as_the_paper in row_names([*table.rows], cells):
@@ -102,7 +103,7 @@ def _entries(paper: str, cell: Cell | None, measure: str, notes: "_Notes", fille
     others = [Entry(cell.text(name) if name in cell.numbers else NOT_YET) for _, name in columns[1:]]
     return [
         Entry(paper, better is False),
-        Entry(cell.text(measure), better is True, sign, notes.mark(cell)),
+        Entry(cell.text(measure), better is True, sign, notes.marks(cell)),
         *others,
     ]
 
@@ -138,23 +139,30 @@ def row_title(method: str, as_the_paper: bool = False) -> str:
 
 
 class _Notes:
-    """What is to be said about some cells, each with a mark."""
+    """What is to be said about the cells of a table: with marks, but for what holds for all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, cells: Sequence[Cell]) -> None:
         self._marks: dict[str, str] = {}
+        first, *others = [self._sentences(cell) for cell in cells] or [[]]
+        self._shared = [note for note in first if others and all(note in notes for notes in others)]
 
-    def mark(self, cell: Cell) -> str:
-        note = cell.numbers.get("note")
-        if note is None:
-            return ""
+    def marks(self, cell: Cell) -> str:
+        own = [note for note in self._sentences(cell) if note not in self._shared]
+        for note in own:
+            number = len(self._marks)
+            self._marks.setdefault(note, NOTE_MARKS[number % 4] * (1 + number // 4))
+        return " ".join(self._marks[note] for note in own)
+
+    @staticmethod
+    def _sentences(cell: Cell) -> list[str]:
+        *others, last = cell.notes or [""]
         if cell.short:
-            note += " Not compared with the paper."
-        number = len(self._marks)
-        return self._marks.setdefault(note, NOTE_MARKS[number % 4] * (1 + number // 4))
+            last += " Not compared with the paper."
+        return [*others, last] if last else []
 
     @property
     def lines(self) -> list[str]:
-        return [f"{mark} {note}" for note, mark in self._marks.items()]
+        return [*self._shared, *(f"{mark} {note}" for note, mark in self._marks.items())]
 
 
 def _about_ablations() -> str:
@@ -202,10 +210,12 @@ def _stand_in_tables(table: PaperTable, setting: tuple[str, str], cells: Sequenc
     own = [cell for cell in cells if cell.setting == (stand_in, backbone) and table.measure in cell.numbers]
     if not own and read_settings(stand_in)["backbone"] != backbone:
         return []
-    shots, notes, rows = table.shots(setting), _Notes(), []
-    for method, as_the_paper in row_names([], own):
+    shots, notes, rows = table.shots(setting), _Notes(own), []
+    best = [cell for number in shots for cell in _best([cell for cell in own if cell.shots == number])]
+    measured = {cell.method for cell in own}
+    for method, as_the_paper in row_names([name for name in table.rows if name in measured], own):
         ours = _by_shots(own, method, as_the_paper)
-        entries = [_accuracy(ours.get(number), notes) for number in shots]
+        entries = [_accuracy(ours.get(number), best, notes) for number in shots]
         rows.append((row_title(method, as_the_paper), entries))
     about = [
         f"Other images than the paper's: these numbers cannot be compared with its numbers for {dataset}.",
@@ -215,8 +225,24 @@ def _stand_in_tables(table: PaperTable, setting: tuple[str, str], cells: Sequenc
         about += [f"{NOT_YET}: not measured yet. One command runs it:", f"`{command(stand_in, backbone)}`"]
     head = [(f"{number}-shot", "ours") for number in shots]
     title = f"Stand-in for {dataset}, with other images: accuracy, % ({stand_in}, {backbone})"
-    return [ResultTable(title, head, rows, about, [f"±: {OUR_MARGIN}."] if own else [])]
+    legend = [*([BEST] if best else []), *([f"±: {OUR_MARGIN}."] if own else [])]
+    return [ResultTable(title, head, rows, about, legend)]
 
 
-def _accuracy(cell: Cell | None, notes: _Notes) -> Entry:
-    return Entry(NOT_YET) if cell is None else Entry(cell.text("accuracy"), mark=notes.mark(cell))
+def _best(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the one with the highest accuracy, if no other's ± overlaps its own."""
+
+    def reach(cell: Cell, side: int) -> float:
+        return cell.numbers["accuracy"] + side * (cell.margin("accuracy") or 0)
+
+    if len(cells) < 2:
+        return []
+    first, *others = sorted(cells, key=lambda cell: -cell.numbers["accuracy"])
+    return [first] if all(reach(first, -1) > reach(other, 1) for other in others) else []
+
+
+def _accuracy(cell: Cell | None, best: Sequence[Cell], notes: _Notes) -> Entry:
+    if cell is None:
+        return Entry(NOT_YET)
+    leads = cell in best
+    return Entry(cell.text("accuracy"), leads, BETTER if leads else "", notes.marks(cell))
