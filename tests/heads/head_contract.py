@@ -110,6 +110,18 @@ class HeadContract:
         without = head.adapt(support, labels, 4).log_prob(query)
         torch.testing.assert_close(log_prob[:, [0, 1, 2, 4]], without, atol=1e-9, rtol=1e-9)
 
+    @pytest.mark.parametrize("training", [False, True])
+    def test_class_without_examples_leaves_gradients_finite(self, head, training):
+        head.train(training)
+        support, labels, query, query_labels = random_episode(3, 4, 2, self.feature_dim)
+        labels, query_labels = (torch.where(y == 3, 4, y) for y in (labels, query_labels))
+        support.requires_grad_()
+        query.requires_grad_()
+        log_prob = head.adapt(support, labels, 5).log_prob(query)
+        log_prob.gather(-1, query_labels.unsqueeze(-1)).sum().backward()
+        for tensor in (support, query, *head.parameters()):
+            assert tensor.grad is None or tensor.grad.isfinite().all()
+
     def test_float32_keeps_its_type(self, head):
         head.float()
         support, labels, query, query_labels = random_episode(2, 3, 2, self.feature_dim, dtype=torch.float32)

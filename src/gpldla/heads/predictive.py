@@ -25,6 +25,7 @@ _GUMBEL_MIXTURE = (
 FEWEST_POINTS = 13
 SMALL_MIXTURE = 1 << 16  # values, up to which calling operations costs more than what they do
 LOGITS_AT_ONCE = 1 << 15  # on a CPU: what stays in its caches, at every point
+SO_LOW = -1e30  # as a logit, of a class that cannot occur: unlike −inf it has a gradient, 0
 MOST_CLASSES_OF_THE_KERNEL = 64  # more do not fit in a GPU's registers
 _GUMBEL_MEAN = 0.5772156649015329
 _GUMBEL_VARIANCE = math.pi**2 / 6
@@ -50,9 +51,10 @@ def probit(mean: Tensor, var: Tensor) -> Tensor:
 
     The rule is not invariant to a shift of all logits, so they are centred first.
     """
-    possible = ~mean.isneginf()
-    centre = mean.where(possible, 0).sum(-1, keepdim=True) / possible.sum(-1, keepdim=True)
-    return ((mean - centre) / (1 + math.pi / 8 * var).sqrt()).log_softmax(-1)
+    impossible = mean.isneginf()
+    centre = mean.masked_fill(impossible, 0).sum(-1, keepdim=True) / (~impossible).sum(-1, keepdim=True)
+    logits = (mean.clamp_min(SO_LOW) - centre) / (1 + math.pi / 8 * var).sqrt()
+    return logits.log_softmax(-1).masked_fill(impossible, -math.inf)
 
 
 def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor:
@@ -142,7 +144,7 @@ def _trapezoid(mean: Tensor, var: Tensor, lowest: Tensor, highest: Tensor, n_poi
     # A graph serves any number of queries, and cannot choose by it.
     small = not torch.compiler.is_compiling() and 4 * mean.shape[0] * t.numel() <= SMALL_MIXTURE
     mixture = _at_once if small else _one_by_one
-    finite_mean = mean.clamp_min(-1e30)  # an impossible class: so low that F = 1 and g = 0 everywhere
+    finite_mean = mean.clamp_min(SO_LOW)  # an impossible class: F = 1 and g = 0 everywhere
     distribution, density = mixture(finite_mean, var, t)  # F_j(t) and g_j(t)·√π, [C, T, Q]
     distribution = distribution.clamp_min(tiny)
 
@@ -223,7 +225,8 @@ def independent_variances(mean: Tensor, covariance: Tensor) -> Tensor:
 
 def log_mean_softmax(logits: Tensor) -> Tensor:
     """Log of the softmax averaged over the first axis, [M, ..., C] → [..., C]."""
-    return logits.log_softmax(-1).logsumexp(0) - math.log(logits.shape[0])
+    log_p = logits.clamp_min(SO_LOW).log_softmax(-1).logsumexp(0) - math.log(logits.shape[0])
+    return log_p.masked_fill(logits[0].isneginf(), -math.inf)
 
 
 @lru_cache(maxsize=16)
