@@ -239,6 +239,10 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1)
     options = parser.parse_intermixed_args()  # names may stand after options, too
     trainings = plan(options.names)
+    if options.at_once < 1:
+        parser.error(f"--at-once must be at least 1, not {options.at_once}.")
+    if options.what != "train" and not options.runs.is_dir():
+        parser.error(f"There is no folder {options.runs}.")
     if options.what == "measure":
         if len(trainings) != 1:
             raise SystemExit("Name the one training whose folder --runs is.")

@@ -44,6 +44,15 @@ class TestSaving:
             model.adapt(pictures(), LABELS).predict_proba(queries),
         )
 
+    def test_options_may_be_numbers_of_numpy(self, tmp_path):
+        options = {"n_samples": np.int64(3), "beta": np.float32(0.5), "priors": np.array([0.25, 0.75])}
+        FewShotModel("conv4s", head_options=options).save(tmp_path)
+        assert FewShotModel.from_pretrained(tmp_path).head_options == {
+            "n_samples": 3,
+            "beta": 0.5,
+            "priors": [0.25, 0.75],
+        }
+
     def test_everything_but_the_weights_comes_back(self, tmp_path):
         model = FewShotModel("conv4s", head_options={"n_samples": 3}, temperature=0.7, info={"note": "Ω"})
         model.save(tmp_path)

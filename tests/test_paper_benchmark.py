@@ -94,6 +94,23 @@ def test_one_that_begins_with_another_is_measured_by_itself(monkeypatch, tmp_pat
     assert measured == 2 * [(name, tmp_path)]
 
 
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        (["collect", "--runs", "none"], "There is no folder none."),
+        (["measure", "cub-conv4-1shot", "--runs", "none"], "There is no folder none."),
+        (["train", "cub-conv4-1shot", "--at-once", "0"], "--at-once must be at least 1, not 0."),
+    ],
+)
+def test_wrong_options_are_one_line(monkeypatch, capsys, tmp_path, command, complaint):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paper.sys, "argv", ["paper", *command])
+    with pytest.raises(SystemExit) as exit_:
+        paper.main()
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {complaint}\n")
+
+
 def test_beginning_with_another_is_part_of_the_command(tmp_path):
     training = Training("a", "cub", set={"shots": 5}, start="b")
     assert training.command(1, tmp_path / "a-seed1")[-4:] == [

@@ -352,6 +352,15 @@ class TestStandIns:
         assert "▲48.00 ± 0.40" in line(text([stand_in]), "GPDKT (BN + cosine)")
         assert "▲ the best" in text([stand_in])
 
+    def test_the_papers_order_holds_where_its_own_table_lacks_the_methods(self, tmp_path):
+        for method in ("gpldla", "gpdkt-bncosine", "protonet"):
+            numbers = {"method": method, "dataset": "tinyimagenet-cub", "backbone": "resnet18-84"}
+            write_cell(tmp_path, method, **numbers, recipe="tinyimagenet-cub", accuracy=45.0, interval=0.4)
+        (stand_in,) = [
+            t for t in tables(None, tmp_path) if t.title.endswith("(tinyimagenet-cub, resnet18-84)")
+        ]
+        assert shown_names([stand_in]) == ["ProtoNet", "GPDKT (BN + cosine)", "GPLDLA"]
+
     @pytest.mark.parametrize("table", ["miniimagenet", "cross-domain"])
     def test_are_announced_before_they_are_measured(self, tmp_path, table):
         (stand_in,) = [one for one in tables(table, tmp_path) if one.title.startswith("Stand-in")]
@@ -414,6 +423,12 @@ class TestRefused:
         path = tmp_path / "cells" / "broken.json"
         path.write_text(content)
         with pytest.raises(UserError, match=re.escape(str(path))):
+            tables("cub", tmp_path)
+
+    @pytest.mark.parametrize("notes", [{"note": "One."}, {"notes": "One."}, {"notes": [1]}])
+    def test_notes_are_a_list_of_sentences(self, tmp_path, notes):
+        write_cell(tmp_path, accuracy=61.2, **notes)
+        with pytest.raises(UserError, match=r"one\.json must have its notes in a list of sentences, 'notes'"):
             tables("cub", tmp_path)
 
     def test_a_missing_folder_is_named(self, tmp_path):
@@ -561,6 +576,16 @@ class TestCommand:
         printed = json.loads(out)
         assert printed["ours"] == [{**CELL, "accuracy": 61.2}]
         assert printed["paper"]["cub"]["rows"]["gpldla"][0] == "63.40 ± 0.14"
+
+    def test_json_of_one_table_has_its_cells_and_stand_ins_alone(self, run, tmp_path):
+        for number, dataset in enumerate(("cub", "miniimagenet", "tinyimagenet-mini", "tinyimagenet-cub")):
+            write_cell(tmp_path, dataset, dataset=dataset, accuracy=50.0 + number)
+        code, out, _ = run("tables", "miniimagenet", "--json", "--results", tmp_path)
+        assert code == 0
+        printed = json.loads(out)
+        assert list(printed["paper"]) == ["miniimagenet"]
+        assert [cell["dataset"] for cell in printed["ours"]] == ["miniimagenet", "tinyimagenet-mini"]
+        assert json.loads(run("tables", "running-time", "--json", "--results", tmp_path)[1])["ours"] == []
 
     def test_an_unknown_table_is_one_line(self, refused):
         assert refused("tables", "cubs") == "gpldla: There is no table 'cubs'; did you mean 'cub'?"

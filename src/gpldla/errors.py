@@ -3,8 +3,7 @@
 import difflib
 import math
 from collections.abc import Iterable
-from numbers import Real
-from typing import SupportsIndex
+from numbers import Integral, Real
 
 
 class UserError(ValueError):
@@ -33,13 +32,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def require_positive(**settings: object) -> None:
     """Refuse settings, given by name, that are no positive, finite numbers."""
     for name, value in settings.items():
-        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-        if not 0 < number < math.inf:
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not (is_number and 0 < value < math.inf):  # type: ignore[operator]
             raise UserError(f"{name} must be a positive number, not {value!r}.")
 
 
 def require_count(**settings: object) -> None:
     """Refuse settings, given by name, that are no whole numbers of at least 1."""
     for name, value in settings.items():
-        if not isinstance(value, SupportsIndex) or value.__index__() < 1:
+        is_number = isinstance(value, Integral) and not isinstance(value, bool)
+        if not (is_number and value >= 1):  # type: ignore[operator]
             raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")

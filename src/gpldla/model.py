@@ -190,7 +190,7 @@ class FewShotModel(nn.Module):
             "format": FORMAT,
             "backbone": self.backbone_name,
             "head": self.head_name,
-            "head_options": self.head_options,
+            "head_options": {name: _plain(value) for name, value in self.head_options.items()},
             "preprocessing": self.preprocessing.as_json(),
             "temperature": self.temperature,
             "info": self.info,
@@ -433,3 +433,8 @@ def label_array(labels: list[Any]) -> np.ndarray:
     if len(kinds) == 1 and kinds <= {str, int, float, bool}:
         return np.array(labels)
     return np.fromiter(labels, dtype=object, count=len(labels))
+
+
+def _plain(value: Any) -> Any:
+    """Return a number or list where numpy has its own, which JSON does not know."""
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

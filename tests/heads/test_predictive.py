@@ -291,3 +291,19 @@ class TestTheKernel:
         with pytest.warns(UserWarning, match=r"Triton failed \(no C compiler\)"):
             assert largest_difference(quadrature(mean, var), expected) < 1e-3
         assert largest_difference(quadrature(mean, var), expected) < 1e-3  # and does not warn again
+
+
+@pytest.mark.parametrize("variance", [0.0, 1.0])
+@pytest.mark.parametrize("name", METHODS)
+def test_an_impossible_class_leaves_gradients_finite(name, variance):
+    mean, var = random_logits(10, 4)
+    mean[:, 2], var[:, 2] = -INF, variance
+    mean.requires_grad_()
+    var.requires_grad_()
+    log_p = METHODS[name](mean, var)
+    assert (log_p[:, 2] == -INF).all()
+    log_p[:, [0, 1, 3]].sum().backward()
+    for gradient in (mean.grad, var.grad):
+        assert gradient.isfinite().all()
+        assert gradient[:, 2].abs().max() < 1e-30
+        assert gradient[:, [0, 1, 3]].abs().max() > 1e-3

@@ -37,7 +37,7 @@ def test_is_the_softmax_of_negative_squared_distances(normalize, scale):
         torch.testing.assert_close(log_prob[i], expected)
 
 
-@pytest.mark.parametrize("scale", [0, -1.0, math.nan, math.inf, "half"])
+@pytest.mark.parametrize("scale", [0, -1.0, math.nan, math.inf, "half", True])
 def test_a_scale_must_be_positive(scale):
     with pytest.raises(UserError, match="scale must be a positive number"):
         create_head("protonet", scale=scale)

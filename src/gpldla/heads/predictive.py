@@ -25,7 +25,6 @@ _GUMBEL_MIXTURE = (
 FEWEST_POINTS = 13
 SMALL_MIXTURE = 1 << 16  # values, up to which calling operations costs more than what they do
 LOGITS_AT_ONCE = 1 << 15  # on a CPU: what stays in its caches, at every point
-SO_LOW = -1e30  # as a logit, of a class that cannot occur: unlike −inf it has a gradient, 0
 MOST_CLASSES_OF_THE_KERNEL = 64  # more do not fit in a GPU's registers
 _GUMBEL_MEAN = 0.5772156649015329
 _GUMBEL_VARIANCE = math.pi**2 / 6
@@ -36,14 +35,19 @@ def monte_carlo(
 ) -> Tensor:
     """Average the softmax over `n_samples` random draws of the logits, new ones for every query."""
     noise = torch.randn(n_samples, *mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
-    return log_mean_softmax(mean + var.sqrt() * noise)
+    return log_mean_softmax(mean + _deviation(mean, var) * noise)
 
 
 def quasi_monte_carlo(mean: Tensor, var: Tensor, n_points: int = 1024) -> Tensor:
     """Average the softmax over one fixed set of scrambled Sobol points, the same for every query."""
     points = normal_points(n_points, mean.shape[-1]).to(mean)
     points = points.view(n_points, *(1,) * (mean.ndim - 1), mean.shape[-1])
-    return log_mean_softmax(mean + var.sqrt() * points)
+    return log_mean_softmax(mean + _deviation(mean, var) * points)
+
+
+def _deviation(mean: Tensor, var: Tensor) -> Tensor:
+    """Return √var; that of an impossible class does not count, and must not have the gradient of √0."""
+    return var.masked_fill(mean.isneginf(), 1).sqrt()
 
 
 def probit(mean: Tensor, var: Tensor) -> Tensor:
@@ -53,7 +57,7 @@ def probit(mean: Tensor, var: Tensor) -> Tensor:
     """
     impossible = mean.isneginf()
     centre = mean.masked_fill(impossible, 0).sum(-1, keepdim=True) / (~impossible).sum(-1, keepdim=True)
-    logits = (mean.clamp_min(SO_LOW) - centre) / (1 + math.pi / 8 * var).sqrt()
+    logits = (_finite(mean) - centre) / (1 + math.pi / 8 * var).sqrt()
     return logits.log_softmax(-1).masked_fill(impossible, -math.inf)
 
 
@@ -144,8 +148,8 @@ def _trapezoid(mean: Tensor, var: Tensor, lowest: Tensor, highest: Tensor, n_poi
     # A graph serves any number of queries, and cannot choose by it.
     small = not torch.compiler.is_compiling() and 4 * mean.shape[0] * t.numel() <= SMALL_MIXTURE
     mixture = _at_once if small else _one_by_one
-    finite_mean = mean.clamp_min(SO_LOW)  # an impossible class: F = 1 and g = 0 everywhere
-    distribution, density = mixture(finite_mean, var, t)  # F_j(t) and g_j(t)·√π, [C, T, Q]
+    # F_j(t) and g_j(t)·√π, [C, T, Q]; 1 and 0 for an impossible class
+    distribution, density = mixture(_finite(mean), var, t)
     distribution = distribution.clamp_min(tiny)
 
     # Π_j F_j(t), [T, Q]; a compiler cannot take the gradient of a product
@@ -225,8 +229,13 @@ def independent_variances(mean: Tensor, covariance: Tensor) -> Tensor:
 
 def log_mean_softmax(logits: Tensor) -> Tensor:
     """Log of the softmax averaged over the first axis, [M, ..., C] → [..., C]."""
-    log_p = logits.clamp_min(SO_LOW).log_softmax(-1).logsumexp(0) - math.log(logits.shape[0])
+    log_p = _finite(logits).log_softmax(-1).logsumexp(0) - math.log(logits.shape[0])
     return log_p.masked_fill(logits[0].isneginf(), -math.inf)
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """Return logits with a very low number for −inf: no more likely, but its gradient is 0 and not NaN."""
+    return logits.clamp_min(max(-1e30, torch.finfo(logits.dtype).min / 4))
 
 
 @lru_cache(maxsize=16)

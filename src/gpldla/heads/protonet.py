@@ -1,7 +1,5 @@
 """Prototypical networks: the nearest class mean."""
 
-import math
-
 from torch import Tensor, nn
 
 from gpldla.errors import require_positive
@@ -34,8 +32,7 @@ class ProtoNet(Head):
     ) -> LinearPosterior:
         """Average the support features [..., n, d] of each class; a class without examples is impossible."""
         check_episode(support, labels, n_way)
-        return nearest_mean(support, labels, n_way, self._phi)
+        return nearest_mean(support, labels, n_way, self._phi, self.scale)
 
     def _phi(self, features: Tensor) -> Tensor:
-        phi = unit_length(features) if self.normalize else features
-        return phi * math.sqrt(self.scale)
+        return unit_length(features) if self.normalize else features

@@ -9,7 +9,7 @@ from gpldla.errors import UserError, did_you_mean
 from gpldla.tables.cells import RESULTS, Cell, read_cells, results_folder
 from gpldla.tables.layout import ResultTable
 from gpldla.tables.paper import RUNNING_TIME, PaperTable, paper_tables
-from gpldla.tables.side_by_side import side_by_side
+from gpldla.tables.side_by_side import side_by_side, stand_in_for
 from gpldla.tables.times import read_rows, times_table
 
 METHODS = "methods"  # the name of the view of all methods
@@ -64,7 +64,10 @@ def _comparison(folder: Path) -> RenderableType:
 
 
 def as_json(name: str | None = None, folder: Path | None = None) -> str:
-    """Return the paper's numbers of `tables(name)`, and all measured cells, as JSON."""
-    cells = [cell.numbers for cell in read_cells(results_folder(folder))]
-    paper = {table.name: vars(table) for table in _chosen(name)}
+    """Return the paper's numbers of `tables(name)`, and ours for the same settings, as JSON."""
+    chosen = _chosen(name)
+    settings = {setting for table in chosen if table.name != RUNNING_TIME for setting in table.settings}
+    settings |= {stand_in_for(setting) for setting in settings}
+    cells = [cell.numbers for cell in read_cells(results_folder(folder)) if cell.setting in settings]
+    paper = {table.name: vars(table) for table in chosen}
     return json.dumps({"paper": paper, "ours": cells}, indent=2, ensure_ascii=False)

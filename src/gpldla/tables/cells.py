@@ -84,6 +84,9 @@ def read_cells(folder: Path) -> list[Cell]:
         numbers = read_json(path)
         if not isinstance(numbers, dict) or not numbers.keys() >= {*NEEDED}:
             raise UserError(f"{path} is no measured cell: it must name {', '.join(NEEDED)}.")
+        notes = numbers.get("notes", [])
+        if "note" in numbers or not (isinstance(notes, list) and all(isinstance(n, str) for n in notes)):
+            raise UserError(f"{path} must have its notes in a list of sentences, 'notes'.")
         cells.append(Cell(path, numbers))
     in_full = {_place(cell) for cell in cells if not cell.short}
     cells = [cell for cell in cells if not cell.short or _place(cell) not in in_full]

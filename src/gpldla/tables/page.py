@@ -24,17 +24,21 @@ Every table of the paper, its numbers and ours side by side. `gpldla tables --ma
 this page from the JSON files in `results/`; the [last section](#where-our-numbers-come-from) has the command,
 the commit, the device and the seeds of each number. `gpldla tables` prints the tables in a terminal.
 
-**Bold** is the better of the two where their ± do not overlap; where they do, neither is. In tables of other
-images than the paper's it is the best of all. The ± of the paper is the standard deviation over its runs.
-That of our accuracies is half of the 95 % interval over test tasks, or the standard deviation over training
-seeds where that is larger. Short trainings, so marked, are not compared with the paper. Tasks have five
-classes."""
+**Bold** is the better of the two where their ± do not overlap; where they do, neither is. In tables of
+stand-in images it is the best method, if its ± overlaps no other. The ± of the paper is the standard
+deviation over its runs. That of our accuracies is half of the 95 % interval over test tasks, or the standard
+deviation over training seeds where that is larger. Short trainings, so marked, are not compared with the
+paper. Tasks have five classes."""
 
 PLOTS = """\
 Left and middle: reliability diagrams of GPLDLA on novel classes, for its probabilities as they come and with
 one temperature from validation classes. Bars that end on the dashed line are honest, those that end below it
 overconfident; a dotted bar has fewer than 20 queries. Grey is the share of the queries. Right: how accurate
 the answers are that are at least so confident, and how many these are. All of the first training seed."""
+
+SOURCES = """\
+Each is a file in `results/cells`. Hours are of training, on a device that several trainings shared. Where a
+command has `start=runs/NAME-seed0`, `python -m benchmarks.paper train NAME` makes that network."""
 
 
 def write_page(page: Path, folder: Path | None = None) -> list[Path]:
@@ -141,7 +145,7 @@ def _confidence(cells: Sequence[Cell], pictures: Path) -> list[str]:
 def _sources(cells: Sequence[Cell]) -> list[str]:
     """List every cell with its seeds, commit, device and command."""
     names = ["cell", "accuracy of each seed, %", "interval", "over seeds", "seeds", "hours"]
-    lines = ["## Where our numbers come from", "", "Each is a file in `results/cells`."]
+    lines = ["## Where our numbers come from", "", SOURCES]
     if not cells:
         return [*lines, "", "Not measured yet."]
     lines += ["", markdown_row([*names, "commit", "device"]), "|---|" + "--:|" * 5 + "---|---|"]

@@ -8,7 +8,7 @@ from gpldla.methods import methods
 from gpldla.recipe import list_recipes, read_settings
 from gpldla.tables.cells import Cell
 from gpldla.tables.layout import BETTER, WORSE, Entry, ResultTable
-from gpldla.tables.paper import PaperTable
+from gpldla.tables.paper import PaperTable, paper_tables
 
 OURS = "gpldla"
 ABLATIONS = ("laplace", "lda")
@@ -114,9 +114,14 @@ def compare(paper: str, cell: Cell, measure: str) -> bool | None:
         return None
     value, _, margin = paper.partition(" ± ")
     gain = cell.numbers[measure] - float(value)
-    if abs(gain) <= float(margin or 0) + (cell.margin(measure) or 0):
+    if overlap(gain, float(margin or 0), cell.margin(measure)):
         return None
     return gain > 0 if measure == "accuracy" else gain < 0
+
+
+def overlap(difference: float, *margins: float | None) -> bool:
+    """Say whether two numbers that differ so much are within each other's ±."""
+    return abs(difference) <= sum(margin or 0 for margin in margins)
 
 
 def row_names(paper: Sequence[str], cells: Sequence[Cell]) -> list[tuple[str, bool]]:
@@ -155,10 +160,7 @@ class _Notes:
 
     @staticmethod
     def _sentences(cell: Cell) -> list[str]:
-        *others, last = cell.notes or [""]
-        if cell.short:
-            last += " Not compared with the paper."
-        return [*others, last] if last else []
+        return [f"{note} Not compared with the paper." if cell.short else note for note in cell.notes]
 
     @property
     def lines(self) -> list[str]:
@@ -201,48 +203,63 @@ def _about_missing_images(setting: tuple[str, str]) -> list[str]:
     ]
 
 
+def stand_in_for(setting: tuple[str, str]) -> tuple[str, str]:
+    """Return the data set and network that are measured instead; what we can run stands for itself."""
+    dataset, backbone = setting
+    if dataset not in STAND_INS:
+        return setting
+    return STAND_INS[dataset], STAND_IN_NETWORKS.get(backbone, backbone)
+
+
 def _stand_in_tables(table: PaperTable, setting: tuple[str, str], cells: Sequence[Cell]) -> list[ResultTable]:
     """Return what was measured on other images instead, or that it was not yet."""
-    dataset, backbone = setting
+    dataset, _ = setting
     if dataset not in STAND_INS or table.measure != "accuracy":
         return []
-    stand_in, backbone = STAND_INS[dataset], STAND_IN_NETWORKS.get(backbone, backbone)
+    stand_in, backbone = stand_in_for(setting)
     own = [cell for cell in cells if cell.setting == (stand_in, backbone) and table.measure in cell.numbers]
     if not own and read_settings(stand_in)["backbone"] != backbone:
         return []
     shots, notes, rows = table.shots(setting), _Notes(own), []
-    best = [cell for number in shots for cell in _best([cell for cell in own if cell.shots == number])]
-    measured = {cell.method for cell in own}
-    for method, as_the_paper in row_names([name for name in table.rows if name in measured], own):
+    best = {number: _best([cell for cell in own if cell.shots == number]) for number in shots}
+    for method, as_the_paper in row_names(_in_the_papers_order({cell.method for cell in own}), own):
         ours = _by_shots(own, method, as_the_paper)
-        entries = [_accuracy(ours.get(number), best, notes) for number in shots]
+        entries = [_accuracy(ours.get(number), best[number], notes) for number in shots]
         rows.append((row_title(method, as_the_paper), entries))
     about = [
         f"Other images than the paper's: these numbers cannot be compared with its numbers for {dataset}.",
         *notes.lines,
     ]
     if any(entry.text == NOT_YET for _, entries in rows for entry in entries):
-        about += [f"{NOT_YET}: not measured yet. One command runs it:", f"`{command(stand_in, backbone)}`"]
+        about.append(f"{NOT_YET}: not measured yet.")
+    if {cell.shots for cell in own if cell.method == OURS} != {*shots}:
+        about += [f"One command runs {row_title(OURS)}:", f"`{command(stand_in, backbone)}`"]
     head = [(f"{number}-shot", "ours") for number in shots]
     title = f"Stand-in for {dataset}, with other images: accuracy, % ({stand_in}, {backbone})"
-    legend = [*([BEST] if best else []), *([f"±: {OUR_MARGIN}."] if own else [])]
+    legend = [*([BEST] if any(best.values()) else []), *([f"±: {OUR_MARGIN}."] if own else [])]
     return [ResultTable(title, head, rows, about, legend)]
 
 
-def _best(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the one with the highest accuracy, if no other's ± overlaps its own."""
+def _in_the_papers_order(names: set[str]) -> list[str]:
+    """Return those of the methods that any table of the paper has, in the order in which they appear."""
+    printed = dict.fromkeys(name for table in paper_tables().values() for name in table.rows)
+    return [name for name in printed if name in names]
 
-    def reach(cell: Cell, side: int) -> float:
-        return cell.numbers["accuracy"] + side * (cell.margin("accuracy") or 0)
 
+def _best(cells: Sequence[Cell]) -> Cell | None:
+    """Return the most accurate of several, if no other's ± overlaps its own."""
     if len(cells) < 2:
-        return []
+        return None
     first, *others = sorted(cells, key=lambda cell: -cell.numbers["accuracy"])
-    return [first] if all(reach(first, -1) > reach(other, 1) for other in others) else []
+    for other in others:
+        lead = first.numbers["accuracy"] - other.numbers["accuracy"]
+        if overlap(lead, first.margin("accuracy"), other.margin("accuracy")):
+            return None
+    return first
 
 
-def _accuracy(cell: Cell | None, best: Sequence[Cell], notes: _Notes) -> Entry:
+def _accuracy(cell: Cell | None, best: Cell | None, notes: _Notes) -> Entry:
     if cell is None:
         return Entry(NOT_YET)
-    leads = cell in best
+    leads = cell is best
     return Entry(cell.text("accuracy"), leads, BETTER if leads else "", notes.marks(cell))
