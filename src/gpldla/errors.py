@@ -4,6 +4,7 @@ import difflib
 import math
 from collections.abc import Iterable
 from numbers import Integral, Real
+from typing import Any
 
 
 class UserError(ValueError):
@@ -29,17 +30,19 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {nearest[0]!r}?" if nearest else f"; known are {', '.join(known)}."
 
 
-def require_positive(**settings: object) -> None:
+def require_positive(**settings: Any) -> None:
     """Refuse settings, given by name, that are no positive, finite numbers."""
     for name, value in settings.items():
-        is_number = isinstance(value, Real) and not isinstance(value, bool)
-        if not (is_number and 0 < value < math.inf):  # type: ignore[operator]
+        if not (_is_number(value, Real) and 0 < value < math.inf):
             raise UserError(f"{name} must be a positive number, not {value!r}.")
 
 
-def require_count(**settings: object) -> None:
+def require_count(**settings: Any) -> None:
     """Refuse settings, given by name, that are no whole numbers of at least 1."""
     for name, value in settings.items():
-        is_number = isinstance(value, Integral) and not isinstance(value, bool)
-        if not (is_number and value >= 1):  # type: ignore[operator]
+        if not (_is_number(value, Integral) and value >= 1):
             raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
