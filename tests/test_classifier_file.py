@@ -446,7 +446,7 @@ class TestFailedSaves:
 
     def test_options_that_json_cannot_hold_are_named(self, file):
         file.write_bytes(b"old")
-        classifier = fitted("gpldla", {"priors": np.array([0.2, 0.3, 0.5])})
+        classifier = fitted("gpldla", {"priors": range(1, 4)})
         with pytest.raises(UserError) as error:
             classifier.save(file)
         one_sentence(error)

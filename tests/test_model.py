@@ -44,8 +44,9 @@ class TestSaving:
             model.adapt(pictures(), LABELS).predict_proba(queries),
         )
 
-    def test_options_may_be_numbers_of_numpy(self, tmp_path):
-        options = {"n_samples": np.int64(3), "beta": np.float32(0.5), "priors": np.array([0.25, 0.75])}
+    @pytest.mark.parametrize("array", [np.array, torch.tensor])
+    def test_options_may_be_numbers_and_arrays(self, tmp_path, array):
+        options = {"n_samples": np.int64(3), "beta": np.float32(0.5), "priors": array([0.25, 0.75])}
         FewShotModel("conv4s", head_options=options).save(tmp_path)
         assert FewShotModel.from_pretrained(tmp_path).head_options == {
             "n_samples": 3,

@@ -436,5 +436,5 @@ def label_array(labels: list[Any]) -> np.ndarray:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number or list where numpy has its own, which JSON does not know."""
-    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
+    """Return a number or list where numpy or torch have their own, which JSON does not know."""
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray, Tensor)) else value
