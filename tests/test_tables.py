@@ -334,7 +334,7 @@ class TestStandIns:
         assert line(text([stand_in]), "GPLDLA") == "GPLDLA 45.00 ± 0.40 –"
         assert shown_names([stand_in]) == ["ProtoNet", "GPLDLA"]
         assert all(name == "ours" for _, name in stand_in.head)
-        assert "cannot be compared" in stand_in.notes[0]
+        assert "not to be compared with its numbers for miniImageNet." in stand_in.notes[0]
 
     def test_stand_in_the_papers_order_and_the_best_is_marked(self, tmp_path):
         best = {1: "gpdkt-bncosine", 5: "gpldla"}

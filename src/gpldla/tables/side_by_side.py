@@ -14,6 +14,7 @@ OURS = "gpldla"
 ABLATIONS = ("laplace", "lda")
 NOT_FREE = {"miniimagenet": "miniImageNet", "tieredimagenet": "tieredImageNet"}
 STAND_INS = {"miniimagenet": "tinyimagenet-mini", "mini-cub": "tinyimagenet-cub"}
+STOOD_IN_FOR = {"miniimagenet": "miniImageNet", "mini-cub": "miniImageNet → CUB"}  # as people know them
 STAND_IN_NETWORKS = {"resnet18": "resnet18-84"}  # their pictures are too small for inputs of 224 pixels
 # What the paper's protocol changes for five shots; the recipes say so, too.
 FIVE_SHOT = "--set shots=5 --set decay_every=4000 --episodes 40000"
@@ -227,7 +228,7 @@ def _stand_in_tables(table: PaperTable, setting: tuple[str, str], cells: Sequenc
         entries = [_accuracy(ours.get(number), best[number], notes) for number in shots]
         rows.append((row_title(method, as_the_paper), entries))
     about = [
-        f"Other images than the paper's: these numbers cannot be compared with its numbers for {dataset}.",
+        f"Other images than the paper's: not to be compared with its numbers for {STOOD_IN_FOR[dataset]}.",
         *notes.lines,
     ]
     if any(entry.text == NOT_YET for _, entries in rows for entry in entries):
@@ -235,7 +236,7 @@ def _stand_in_tables(table: PaperTable, setting: tuple[str, str], cells: Sequenc
     if {cell.shots for cell in own if cell.method == OURS} != {*shots}:
         about += [f"One command runs {row_title(OURS)}:", f"`{command(stand_in, backbone)}`"]
     head = [(f"{number}-shot", "ours") for number in shots]
-    title = f"Stand-in for {dataset}, with other images: accuracy, % ({stand_in}, {backbone})"
+    title = f"Stand-in for {STOOD_IN_FOR[dataset]}: accuracy, % ({stand_in}, {backbone})"
     legend = [*([BEST] if any(best.values()) else []), *([f"±: {OUR_MARGIN}."] if own else [])]
     return [ResultTable(title, head, rows, about, legend)]
 
