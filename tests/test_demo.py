@@ -6,7 +6,7 @@ import time
 import pytest
 from rich.console import Console
 
-from gpldla.demo import SETTINGS, run_demo
+from gpldla.demo import SETTINGS, _verdict, run_demo
 from gpldla.model import FewShotModel
 
 
@@ -58,6 +58,21 @@ def test_the_report_shows_the_results(demo):
     for row in demo.results["rows"]:
         assert f"{row['accuracy']:.1f} ± {row['interval']:.1f}" in demo.report
         assert row["label"] in demo.report
+
+
+@pytest.mark.parametrize(
+    ("ece", "nll", "words"),
+    [
+        (1.0, 0.1, "brings it closer to the truth"),
+        (1.0, 0.3, "is a mixed gain"),
+        (9.0, 0.1, "is a mixed gain"),
+        (9.0, 0.3, "makes it worse"),
+    ],
+)
+def test_the_report_says_what_the_temperature_does(ece, nll, words):
+    measured = {"ece": 5.0, "nll": 0.2, "ece_model_temperature": ece, "nll_model_temperature": nll}
+    sentences = _verdict([{"label": setting.label, **measured} for setting in SETTINGS])
+    assert all(f"the temperature {words}: the calibration error goes from 5.0" in line for line in sentences)
 
 
 def test_the_report_needs_nothing_from_elsewhere(demo):

@@ -192,11 +192,12 @@ def _verdict(rows: list[dict[str, Any]]) -> list[str]:
     sentences = []
     for setting in (LETTERS, DIGITS):
         row = _row_of(setting, rows)
-        before, after = row["ece"], row["ece_model_temperature"]
-        change = "brings it closer to the truth" if after < before else "makes it worse"
+        gains = [row[f"{measure}_model_temperature"] < row[measure] for measure in ("ece", "nll")]
+        change = ("makes it worse", "is a mixed gain", "brings it closer to the truth")[sum(gains)]
         sentences.append(
-            f"On {setting.label}, the temperature {change}: the calibration error goes from {before:.1f} to"
-            f" {after:.1f} points, the NLL from {row['nll']:.3f} to {row['nll_model_temperature']:.3f}."
+            f"On {setting.label}, the temperature {change}: the calibration error goes from"
+            f" {row['ece']:.1f} to {row['ece_model_temperature']:.1f} points,"
+            f" the NLL from {row['nll']:.3f} to {row['nll_model_temperature']:.3f}."
         )
     return sentences
 
