@@ -1,11 +1,13 @@
 """Fit the mixture of normals that stands for the Gumbel distribution in `gpldla.heads.predictive`.
 
     python -m benchmarks.gumbel_mixture
+    python -m benchmarks.gumbel_mixture --normals 6 --tail 1e-5    # for many classes
 
-Prints the constants `_GUMBEL_MIXTURE`, and beside them the error of those now in the package. The fit is
-minimax: it makes the largest |S(z) − P(G > z)| / (P(G > z) + 0.01) small, S the survival function of the
-mixture. The quotient asks for a relative error in the bulk, because the integral multiplies the distribution
-functions of all classes, and for an absolute one in the far tail, which no mixture of normals can follow.
+Prints the constants `_GUMBEL_MIXTURE` or `_GUMBEL_MIXTURE_OF_MANY`, and beside them the errors of those now
+in the package. The fit is minimax: it makes the largest |S(z) − P(G > z)| / (P(G > z) + tail) small, S the
+survival function of the mixture. The quotient asks for a relative error in the bulk, because the integral
+multiplies the distribution functions of all classes, and for an absolute one in the far tail, which no
+mixture of normals can follow.
 """
 
 import argparse
@@ -14,10 +16,9 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.special import ndtr, softmax
 
-from gpldla.heads.predictive import _GUMBEL_MIXTURE
+from gpldla.heads.predictive import _GUMBEL_MIXTURE, _GUMBEL_MIXTURE_OF_MANY
 
-GRID = np.linspace(-3, 10, 651)  # P(G > z) is 1 − 2e-9 at the left end and 5e-5 at the right one
-TAIL = 0.01  # below this survival probability the error counts as absolute
+POINTS_A_UNIT = 50  # of the grid
 
 
 def gumbel_survival(z: np.ndarray) -> np.ndarray:
@@ -31,15 +32,21 @@ def mixture_survival(z: np.ndarray, mixture: np.ndarray) -> np.ndarray:
     return ndtr((mean - z[:, None]) / deviation) @ weight
 
 
-def scaled_error(z: np.ndarray, mixture: np.ndarray) -> np.ndarray:
-    """Error of the survival function over (survival + TAIL), [T]."""
+def grid(tail: float) -> np.ndarray:
+    """Return where the fit looks [T]: from P(G > z) = 1 − 2e-9 down to a two-hundredth of `tail`."""
+    end = 5.4 - np.log(tail)
+    return np.linspace(-3, end, round((end + 3) * POINTS_A_UNIT) + 1)
+
+
+def scaled_error(z: np.ndarray, mixture: np.ndarray, tail: float) -> np.ndarray:
+    """Error of the survival function over (survival + tail), [T]."""
     survival = gumbel_survival(z)
-    return (mixture_survival(z, mixture) - survival) / (survival + TAIL)
+    return (mixture_survival(z, mixture) - survival) / (survival + tail)
 
 
-def largest_error(z: np.ndarray, mixture: np.ndarray) -> float:
+def largest_error(z: np.ndarray, mixture: np.ndarray, tail: float) -> float:
     """Largest absolute scaled error on the grid `z`, what the fit makes small."""
-    return float(np.abs(scaled_error(z, mixture)).max())
+    return float(np.abs(scaled_error(z, mixture, tail)).max())
 
 
 def unpack(parameters: np.ndarray) -> np.ndarray:
@@ -48,7 +55,7 @@ def unpack(parameters: np.ndarray) -> np.ndarray:
     return np.stack([softmax(logits), means, np.exp(log_deviations)], -1)
 
 
-def fit_minimax(start: np.ndarray, highest_power: int) -> tuple[np.ndarray, float]:
+def fit_minimax(start: np.ndarray, tail: float, highest_power: int) -> tuple[np.ndarray, float]:
     """Minimise the largest scaled error from `start` [3K] on; return the mixture and its error.
 
     Least squares again and again, each time with more weight where the error is large: the p-norm of the
@@ -57,29 +64,35 @@ def fit_minimax(start: np.ndarray, highest_power: int) -> tuple[np.ndarray, floa
     """
 
     def emphasised_error(parameters: np.ndarray, power: int, scale: float) -> np.ndarray:
-        return (np.abs(scaled_error(GRID, unpack(parameters))) / scale) ** (power / 2)
+        return (np.abs(scaled_error(z, unpack(parameters), tail)) / scale) ** (power / 2)
 
-    parameters, power = start, 2
+    z, parameters, power = grid(tail), start, 2
     while power <= highest_power:
-        scale = largest_error(GRID, unpack(parameters))  # keeps the powers within floating-point range
+        scale = largest_error(z, unpack(parameters), tail)  # keeps the powers within floating-point range
         parameters = least_squares(emphasised_error, parameters, args=(power, scale)).x
         power *= 2
-    return unpack(parameters), largest_error(GRID, unpack(parameters))
+    return unpack(parameters), largest_error(z, unpack(parameters), tail)
 
 
 def main() -> None:
     """Fit from a fixed start and from perturbed ones, and print the best."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--normals", type=int, default=4, help="number of normals in the mixture")
+    parser.add_argument(
+        "--tail",
+        type=float,
+        default=0.01,
+        help="P(G > z) below which errors count as absolute",
+    )
     parser.add_argument("--restarts", type=int, default=3, help="fits from a perturbed start")
     parser.add_argument("--highest-power", type=int, default=256, help="p of the last p-norm minimised")
     arguments = parser.parse_args()
 
-    means = np.linspace(-0.8, 5, arguments.normals)
+    means = np.linspace(-0.8, 3 - 0.5 * np.log(arguments.tail), arguments.normals)
     first = np.concatenate([-((means - 0.3) ** 2) / 4, means, np.linspace(-0.6, 0.6, arguments.normals)])
     rng = np.random.default_rng(0)
     starts = [first] + [first + 0.2 * rng.standard_normal(first.shape) for _ in range(arguments.restarts)]
-    fits = [fit_minimax(start, arguments.highest_power) for start in starts]
+    fits = [fit_minimax(start, arguments.tail, arguments.highest_power) for start in starts]
     print("largest scaled error from each start:", ", ".join(f"{error:.5f}" for _, error in fits))
 
     mixture, _ = min(fits, key=lambda fit: fit[1])
@@ -87,19 +100,20 @@ def main() -> None:
     print("\n  weight      mean  standard deviation")
     for weight, mean, deviation in mixture:
         print(f"{weight:8.6f} {mean:9.6f}  {deviation:8.6f}")
-    report("\nthis fit", mixture)
-    report("in the package", np.array(_GUMBEL_MIXTURE))
+    report("\nthis fit", mixture, arguments.tail)
+    report("in the package", np.array(_GUMBEL_MIXTURE), arguments.tail)
+    report("in the package, for many classes", np.array(_GUMBEL_MIXTURE_OF_MANY), arguments.tail)
 
 
-def report(name: str, mixture: np.ndarray) -> None:
+def report(name: str, mixture: np.ndarray, tail: float) -> None:
     """Print the errors of `mixture` on a grid finer and wider than that of the fit."""
     z = np.linspace(-12, 30, 42001)
     survival = gumbel_survival(z)
     error = np.abs(mixture_survival(z, mixture) - survival)
-    bulk = survival > TAIL
+    bulk = survival > tail
     print(
-        f"{name}: largest scaled error {largest_error(z, mixture):.5f}; "
-        f"relative {np.max(error[bulk] / survival[bulk]):.4f} where P(G > z) > {TAIL}, "
+        f"{name}: largest scaled error {largest_error(z, mixture, tail):.5f}; "
+        f"relative {np.max(error[bulk] / survival[bulk]):.4f} where P(G > z) > {tail}, "
         f"absolute {error[~bulk].max():.1e} beyond, {error.max():.4f} anywhere"
     )
 

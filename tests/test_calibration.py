@@ -12,6 +12,7 @@ from gpldla.calibration import (
     negative_log_likelihood,
     reliability,
 )
+from gpldla.errors import UserError
 
 
 def random_predictions(n=4000, ways=5, spread=2.0, seed=0):
@@ -181,3 +182,23 @@ def test_negative_log_likelihood_by_hand():
 def test_accuracy_of_each_episode_in_percent():
     log_prob = torch.stack([log_prob_of([0.9, 0.8, 0.3, 0.6]), log_prob_of([0.1, 0.2, 0.3, 0.4])])
     assert accuracy_percent(log_prob, torch.tensor([0, 0, 0, 1])).tolist() == [50.0, 25.0]
+
+
+@pytest.mark.parametrize("function", [fit_temperature, reliability])
+class TestWhatIsNoPrediction:
+    def test_no_rows(self, function):
+        with pytest.raises(UserError, match="log_prob has no rows"):
+            function(torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
+
+    def test_rows_that_are_no_numbers(self, function):
+        log_prob = torch.zeros(4, 3).log_softmax(-1)
+        log_prob[2, 1] = torch.nan
+        with pytest.raises(UserError, match="1 of 4 rows of log_prob, first 2, are no numbers"):
+            function(log_prob, torch.zeros(4, dtype=torch.int64))
+
+
+def test_a_label_without_probability_has_no_temperature():
+    log_prob = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]).log()
+    assert fit_temperature(log_prob, torch.tensor([0, 1])) > 0
+    with pytest.raises(UserError, match="Row 1 of log_prob gives its label no probability"):
+        fit_temperature(log_prob, torch.tensor([0, 0]))

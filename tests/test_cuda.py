@@ -233,7 +233,13 @@ def test_graphed_training_of_other_heads_is_plain_training(tmp_path, exact, reco
 
 
 @pytest.mark.parametrize(
-    "settings", [{"weight_decay": 0.1}, {"head_power": 0.7}, {"head_power": 0.7, "head_training_power": 1.0}]
+    "settings",
+    [
+        {"weight_decay": 0.1},
+        {"turns": 2},
+        {"head_power": 0.7},
+        {"head_power": 0.7, "head_training_power": 1.0},
+    ],
 )
 def test_graphed_training_with_options_is_plain_training(tmp_path, exact, recorded, settings):
     recipe = graphed_recipe("gpldla", episodes_an_update=2, **settings)
@@ -400,8 +406,9 @@ def test_the_compiled_loss_is_the_loss(name, options, count):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_training_with_a_compiled_loss_is_training(tmp_path, monkeypatch, exact, recorded):
-    recipe = graphed_recipe("gpldla", 3)
+@pytest.mark.parametrize("turns", [1, 2])
+def test_training_with_a_compiled_loss_is_training(tmp_path, monkeypatch, exact, recorded, turns):
+    recipe = graphed_recipe("gpldla", 3, turns=turns)
     on_gpu(recipe, tmp_path / "plain")
     monkeypatch.setattr(compiled_loss, "WORTH_IT_FROM", 1)
     on_gpu(recipe, tmp_path / "compiled")

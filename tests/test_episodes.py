@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from gpldla.counter_random import mix
-from gpldla.episodes import EpisodeSampler
+from gpldla.episodes import EpisodeSampler, turns_as_support
 from gpldla.errors import UserError
 
 from .helpers import tiny_set, whole
@@ -132,3 +132,27 @@ class TestSeparateGroups:
     def test_set_without_groups_is_refused(self):
         with pytest.raises(UserError, match="no groups"):
             EpisodeSampler(whole(tiny_set()), **{**SHAPE, "queries": 1}, separate_groups=True)
+
+
+class TestTurnsAsSupport:
+    def test_one_turn_is_the_episode_as_drawn(self):
+        assert torch.equal(turns_as_support(3, 2, 3, 1), torch.arange(15)[None])
+
+    @pytest.mark.parametrize(("shots", "queries", "turns"), [(1, 4, 5), (2, 3, 5), (1, 4, 2), (3, 1, 4)])
+    def test_classes_stay_and_no_image_is_twice_in_a_turn(self, shots, queries, turns):
+        ways = 3
+        labels = torch.cat([torch.arange(ways).repeat_interleave(k) for k in (shots, queries)])
+        places = turns_as_support(ways, shots, queries, turns)
+        assert torch.equal(places[0], torch.arange(ways * (shots + queries)))
+        for turn in places:
+            assert torch.equal(turn.sort().values, torch.arange(len(labels)))
+            assert torch.equal(labels[turn], labels)
+
+    @pytest.mark.parametrize(("shots", "queries"), [(1, 4), (2, 3), (3, 1)])
+    def test_every_image_is_support_as_often_as_the_others(self, shots, queries):
+        places = turns_as_support(3, shots, queries, shots + queries)
+        assert (torch.bincount(places[:, : 3 * shots].flatten()) == shots).all()
+
+    def test_two_turns_of_one_half_each(self):
+        first, second = turns_as_support(1, 2, 2, 2).tolist()
+        assert (first, second) == ([0, 1, 2, 3], [2, 3, 0, 1])

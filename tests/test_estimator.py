@@ -1127,3 +1127,46 @@ class TestMetaFit:
                 log_proba = classifier.fit(X[rows], y[rows]).predict_log_proba(Q)
                 losses[name].append(-log_proba[np.arange(len(q)), q - 5].mean())
         assert np.mean(losses["meta"]) < np.mean(losses["paper"]) - 0.1
+
+
+class TestWhatIsRefusedChangesNothing:
+    X, y = make_blobs(24, 6, centers=3, random_state=0)
+
+    @pytest.mark.parametrize("settings", [{"beta": -1.0}, {"priors": [0.5, 0.5]}, {"covariance": "none"}])
+    def test_a_fit(self, settings):
+        clf = GPLDLAClassifier().fit(self.X, self.y)
+        before = clf.predict_proba(self.X)
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            clf.set_params(**settings).fit(self.X, NAMES[self.y])
+        np.testing.assert_array_equal(clf.classes_, [0, 1, 2])
+        np.testing.assert_array_equal(clf.predict_proba(self.X), before)
+
+    @pytest.mark.parametrize(
+        ("old", "new"), [([0, 1, 2], "owl"), (["a", "b", "c"], 1), ([False, True, True], 1)]
+    )
+    def test_labels_of_another_kind(self, old, new):
+        clf = GPLDLAClassifier().fit(self.X, np.array(old)[self.y])
+        with pytest.raises(ValueError, match="of kinds that cannot be compared"):
+            clf.partial_fit(self.X[:1], [new])
+        with pytest.raises(ValueError, match="of kinds that cannot be compared"):
+            clf.partial_fit(self.X[:1], np.array(old)[:1], classes=[new])
+        assert clf.classes_.dtype == np.array(old).dtype
+
+    def test_strings_may_come_as_objects(self):
+        clf = GPLDLAClassifier().fit(self.X, NAMES[self.y])
+        clf.partial_fit(self.X[:1], np.array(["owl"], dtype=object))
+        assert clf.classes_.tolist() == ["ant", "bee", "cow", "owl"]
+
+
+def test_answers_are_those_of_the_fit_whatever_is_set_later():
+    X, y = make_blobs(24, 6, centers=3, cluster_std=4, random_state=0)
+    clf = GPLDLAClassifier().fit(X, y)
+
+    def answers():
+        return [clf.predict_proba(X), clf.leave_one_out(), clf.none_of_these(X), clf.represent(X)]
+
+    expected = answers()
+    clf.set_params(center=False, normalize=False, whiten=False, beta=3.0, temperature=2.0)
+    clf._novelty = None
+    for ours, theirs in zip(answers(), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

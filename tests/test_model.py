@@ -1,4 +1,5 @@
 import json
+import math
 import pickle
 
 import numpy as np
@@ -8,8 +9,9 @@ from PIL import Image
 
 from gpldla.calibration import apply_temperature
 from gpldla.data.transforms import evaluation_images
+from gpldla.episodes import turns_as_support
 from gpldla.errors import UserError
-from gpldla.model import CONFIG, WEIGHTS, FewShotModel
+from gpldla.model import CONFIG, WEIGHTS, FewShotClassifier, FewShotModel
 
 from .helpers import tiny_set
 
@@ -371,7 +373,7 @@ class TestLabels:
             ([0.5, 0.25, 1.5], [0.25, 0.5, 1.5]),
             (["ქ", "a", "Ω"], ["a", "Ω", "ქ"]),
             ([("a", 2), ("a", 1), ("b", 0)], [("a", 1), ("a", 2), ("b", 0)]),
-            (["1", 1, None], ["1", 1, None]),
+            (["1", 1, ()], ["1", 1, ()]),
         ],
     )
     def test_of_any_type_come_back_sorted_where_they_sort(self, model, labels, classes):
@@ -453,16 +455,16 @@ class TestPredicting:
 
     @pytest.mark.parametrize("method", ["predict", "predict_proba"])
     def test_no_images_are_refused(self, model, method):
-        with pytest.raises(UserError, match="There are no images"):
+        with pytest.raises(UserError, match="There are no pictures"):
             getattr(model.adapt(pictures(), LABELS), method)([])
 
     def test_adapting_to_no_images_is_refused(self, model):
-        with pytest.raises(UserError, match="There are no images"):
+        with pytest.raises(UserError, match="There are no pictures"):
             model.adapt([], [])
 
     @pytest.mark.parametrize("image", ["picture.png", Image.new("L", (32, 32))], ids=["path", "picture"])
     def test_a_single_image_is_refused(self, model, image):
-        with pytest.raises(UserError, match="Give a list of images, not a single one"):
+        with pytest.raises(UserError, match="Give a list of pictures, not a single one"):
             model.adapt(pictures(), LABELS).predict(image)
 
 
@@ -503,6 +505,11 @@ class TestHeadOptions:
         model.set_head_options({"n_samples": 4})
         model.set_head_options({"predictive": "probit", "n_samples": None})
         assert model.head_options == {"n_samples": 4, "predictive": "probit"}
+
+    def test_where_learning_started_cannot_be_changed(self, model):
+        with pytest.raises(UserError, match="beta of head 'gpldla' changes what it has learned"):
+            model.set_head_options({"beta": 50.0})
+        assert "beta" not in model.head_options
 
     def test_nothing_given_keeps_the_head(self, model):
         head = model.head
@@ -583,3 +590,84 @@ def test_a_photograph_turned_by_its_exif_note_is_turned(tmp_path):
     model = FewShotModel("pixels", "protonet")
     turned, straight = model.embed([tmp_path / "turned.png", tmp_path / "upright.png"])
     torch.testing.assert_close(turned, straight)
+
+
+@pytest.mark.parametrize("head", ["gpldla", "protonet", "gpdkt", "laplace", "relationnet", "maml"])
+@pytest.mark.parametrize("episodes", [1, 2])
+def test_the_loss_with_turns_is_the_mean_of_their_losses(head, episodes):
+    """Evaluation mode: BatchNorm, which sees all images of an episode together in any order, is left out."""
+    torch.manual_seed(0)
+    options = {"predictive": "probit"} if head in ("gpldla", "laplace") else {}
+    backbone = "conv4snp" if head == "relationnet" else "conv4s"
+    model = FewShotModel(backbone, head=head, head_options=options).double().eval()
+    ways, shots, queries = 3, 2, 2
+    labels, query_labels = (torch.arange(ways).repeat_interleave(k) for k in (shots, queries))
+    turns = turns_as_support(ways, shots, queries, 4)
+    images = torch.rand(episodes, 12, 1, model.preprocessing.size, model.preprocessing.size).double()
+    loss, seen = model(images.flatten(0, 1), labels, query_labels, ways, episodes, turns)
+    alone = [model(images[e, turn], labels, query_labels, ways) for e in range(episodes) for turn in turns]
+    torch.testing.assert_close(loss, torch.stack([loss for loss, _ in alone]).mean())
+    torch.testing.assert_close(seen if episodes == 1 else seen[0], alone[0][1])
+
+
+@pytest.mark.parametrize("missing", [None, math.nan, np.float32("nan")])
+def test_a_missing_label_is_no_class(model, missing):
+    with pytest.raises(UserError, match=r"labels\[1\] is missing"):
+        model.adapt(pictures((1, 1, 1)), ["a", missing, "b"])
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
+def test_a_temperature_is_positive(temperature):
+    with pytest.raises(UserError, match="temperature must be a positive number"):
+        FewShotModel("pixels", "gpldla-auto", temperature=temperature)
+
+
+@pytest.mark.parametrize("head", ["gpldla", "maml"])
+def test_adapting_leaves_training_flags_and_is_an_evaluation(head):
+    torch.manual_seed(0)
+    model = FewShotModel("conv4s", head).train()
+    model.head.eval()
+    flags = [module.training for module in model.modules()]
+    proba = model.adapt(pictures(), LABELS).predict_proba(pictures(seed=1))
+    assert [module.training for module in model.modules()] == flags
+    expected = model.eval().adapt(pictures(), LABELS).predict_proba(pictures(seed=1))
+    np.testing.assert_allclose(proba, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_networks_of_other_numbers_adapt(model, dtype):
+    expected = model.adapt(pictures(), LABELS).predict_proba(pictures(seed=1))
+    proba = model.to(dtype).adapt(pictures(), LABELS).predict_proba(pictures(seed=1))
+    np.testing.assert_allclose(proba, expected, atol=1e-5 if dtype == torch.float64 else 0.1)
+
+
+@pytest.mark.parametrize("head", ["gpldla", "maml"])
+def test_one_colour_picture_is_not_a_list_of_grey_ones(head):
+    model = FewShotModel("conv4s", head).eval()
+    colour = list(np.repeat(np.stack(pictures())[..., None], 3, -1))
+    with pytest.raises(UserError, match="Give a list of pictures, not a single one"):
+        model.adapt(colour, LABELS).predict_proba(colour[0])
+
+
+def test_all_of_an_adapted_network_moves():
+    classifier = FewShotModel("conv4s", "maml").eval().adapt(pictures(), LABELS).to("meta")
+    assert {weights.device.type for weights in classifier.posterior.weights.values()} == {"meta"}
+
+
+def test_a_metric_comes_back(tmp_path):
+    matrix = torch.eye(784) + 0.01 * torch.rand(784, 784, generator=torch.Generator().manual_seed(0))
+    model = FewShotModel("pixels", "gpldla-auto", head_options={"metric": matrix})
+    model.save(tmp_path)
+    np.testing.assert_array_equal(
+        FewShotModel.from_pretrained(tmp_path).adapt(pictures(), LABELS).predict_proba(pictures(seed=1)),
+        model.adapt(pictures(), LABELS).predict_proba(pictures(seed=1)),
+    )
+
+
+@pytest.mark.parametrize("head", ["gpldla", "gpldla-auto"])
+def test_monte_carlo_draws_are_part_of_a_classifier(tmp_path, head):
+    classifier = FewShotModel("pixels", head, head_options={"predictive": "mc"}).adapt(pictures(), LABELS)
+    expected = classifier.predict_proba(pictures(seed=1))
+    classifier.save(tmp_path / "c.safetensors")
+    loaded = FewShotClassifier.load(tmp_path / "c.safetensors")
+    np.testing.assert_array_equal(loaded.predict_proba(pictures(seed=1)), expected)

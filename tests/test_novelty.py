@@ -240,3 +240,26 @@ class TestFitNovelty:
         with_it, without = fit_novelty(head, X, y, 6), fit_novelty(head, X, y, 4)
         assert with_it.slope == pytest.approx(without.slope, rel=1e-6)
         assert with_it.offset == pytest.approx(without.offset, rel=1e-6)
+
+
+def test_with_one_class_nothing_can_be_told():
+    X, _, Q = make_task(1, 4, others=1)
+    head = GPLDLAAuto().eval()
+    novelty = fit_novelty(head, X, torch.zeros(4, dtype=torch.int64), 2)
+    posterior = head.adapt(X, torch.zeros(4, dtype=torch.int64), 2)
+    assert (novelty.probability(posterior, Q, 0.3) - 0.3).abs().max() < 1e-6
+
+
+def test_of_many_examples_an_even_choice_calibrates(monkeypatch):
+    X, y, _ = make_task(8, 30)
+    everything = fit_novelty(GPLDLAAuto().eval(), X, y, 8)
+    monkeypatch.setattr("gpldla.heads.gpldla_auto.MOST_LEFT_OUT", 100)
+    sizes, left_out = [], GPLDLAAuto.left_out
+    monkeypatch.setattr(
+        GPLDLAAuto, "left_out", lambda head, X, member: sizes.append(len(X)) or left_out(head, X, member)
+    )
+    some = fit_novelty(GPLDLAAuto().eval(), X, y, 8)
+    assert max(sizes) <= 100
+    likenesses = torch.linspace(0, 0.8, 9)
+    p, q = (torch.sigmoid(n.offset - n.slope * likenesses) for n in (everything, some))
+    assert (p - q).abs().max() < 0.15

@@ -19,6 +19,7 @@ from gpldla.own_data import (
     FitSummary,
     Suspect,
     answer,
+    names_in_answers,
     pictures_below,
     read_class_folders,
     read_table,
@@ -410,3 +411,16 @@ class TestAnswers:
             "unsure": True,
             "probabilities": {"1": 0.25, "2": 0.75},
         }
+
+
+class TestNamesInAnswers:
+    def test_are_text(self):
+        assert names_in_answers(np.array([1, 2])) == ["1", "2"]
+
+    def test_that_look_alike_are_refused(self):
+        with pytest.raises(UserError, match="The classes 1 and '1' are written alike"):
+            names_in_answers(np.array([1, "1"], dtype=object))
+
+    def test_a_class_called_as_doubtful_answers_is_refused(self):
+        with pytest.raises(UserError, match="A class is called 'unsure'"):
+            names_in_answers(np.array(["sure", "unsure"]))

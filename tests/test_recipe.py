@@ -66,6 +66,8 @@ class TestSettings:
         [
             ("episodes", 0),
             ("episodes_per_update", 0),
+            ("turns", 0),
+            ("turns", 18),
             ("log_every", -1),
             ("checkpoint_every", 0),
             ("decay_every", 0),
@@ -95,6 +97,10 @@ class TestSettings:
     def test_an_impossible_value_is_named(self, key, value):
         with pytest.raises(UserError, match=f"Recipe setting {key} = .* must be "):
             make_recipe({key: value})
+
+    def test_turns_would_mix_groups(self):
+        with pytest.raises(UserError, match="Recipe setting turns = 2 must be 1 with separate_groups"):
+            make_recipe({"turns": 2, "separate_groups": True})
 
     def test_flat_settings_make_the_same_recipe_again(self):
         recipe = make_recipe({"ways": 7, "head_n_samples": 3, "head_priors": [0.5, 0.5]})

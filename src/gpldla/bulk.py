@@ -33,6 +33,7 @@ from gpldla.errors import UserError
 from gpldla.files import check_writable, read_json, write_atomically, write_json
 from gpldla.heads.gpldla_auto import TaskPosterior
 from gpldla.model import FewShotClassifier
+from gpldla.own_data import UNSURE, names_in_answers
 from gpldla.pictures import picture_tensor
 from gpldla.process import stop_signals
 from gpldla.progress import CountProgress, say
@@ -53,7 +54,6 @@ ANSWER, LIKELIEST, PROBABILITY, NONE, PROBABILITIES, ERROR = (
     "error",
 )
 OUR_COLUMNS = (ITEM, ANSWER, LIKELIEST, PROBABILITY, NONE, PROBABILITIES, ERROR)
-UNSURE = "unsure"
 AT_ONCE = 64  # pictures that go to the network while threads decode the next; rows of features times 16
 
 
@@ -102,7 +102,7 @@ def score_in_bulk(
         "classifier": _sha256(classifier),
         "source": survey.fingerprint,
         "settings": asdict(settings) | {"column": column, "chunk_size": chunk_size},
-        "classes": [str(name) for name in loaded.classes.tolist()],
+        "classes": names_in_answers(loaded.classes),
         "chunks": len(chunks),
         "rows": total,
     }
@@ -160,7 +160,7 @@ class ChunkScorer:
 
     def __init__(self, job: Job, classifier: FewShotClassifier) -> None:
         self._job, self._classifier = job, classifier
-        self._classes = pa.array([str(name) for name in classifier.classes.tolist()], pa.string())
+        self._classes = pa.array(names_in_answers(classifier.classes), pa.string())
 
     def __call__(self, number: int, table: pa.Table) -> int:
         """Write the part of a chunk; return how many rows it has."""

@@ -7,6 +7,8 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from gpldla.errors import UserError
+
 BINS = 20
 TEMPERATURES = (0.01, 1000.0)  # where the best one is looked for
 
@@ -26,13 +28,32 @@ def fit_temperature(log_prob: Tensor, labels: Tensor) -> float:
 
     The likelihood is concave in 1/T, so the bounded search finds the one optimum.
     """
-    log_prob = log_prob.double()
+    log_prob = _checked(log_prob).double()
+    impossible = log_prob.gather(-1, labels.unsqueeze(-1)).isneginf().flatten()
+    if impossible.any():
+        raise UserError(
+            f"Row {impossible.nonzero()[0].item()} of log_prob gives its label no probability at all, which"
+            " no temperature can mend; leave such rows out."
+        )
 
     def loss(log_temperature: float) -> float:
         return negative_log_likelihood(apply_temperature(log_prob, float(np.exp(log_temperature))), labels)
 
     best = minimize_scalar(loss, bounds=np.log(TEMPERATURES), method="bounded", options={"xatol": 1e-4})
     return float(np.exp(best.x))
+
+
+def _checked(log_prob: Tensor) -> Tensor:
+    """Refuse predictions [n, C] that no number can be made of."""
+    if not len(log_prob):
+        raise UserError("log_prob has no rows; give predictions of at least one example.")
+    broken = log_prob.isnan().any(-1).nonzero().flatten()
+    if len(broken):
+        raise UserError(
+            f"{len(broken)} of {len(log_prob)} rows of log_prob, first {broken[0].item()}, are no numbers;"
+            " leave these out."
+        )
+    return log_prob
 
 
 @dataclass(frozen=True)
@@ -55,7 +76,7 @@ def reliability(
     log_prob: Tensor, labels: Tensor, *, bins: int = BINS, equal_mass: bool = False
 ) -> Reliability:
     """Bin predictions [n, C] by their top probability, in bins of equal width or of equal mass."""
-    top, predicted = log_prob.exp().max(-1)
+    top, predicted = _checked(log_prob).exp().max(-1)
     confidence = top.double().clamp(0, 1).cpu().numpy()
     correct = (predicted == labels).double().cpu().numpy()
     edges = (

@@ -143,7 +143,7 @@ def predict(
     from gpldla.devices import torch_device
     from gpldla.heads.gpldla_auto import TaskPosterior
     from gpldla.model import FewShotClassifier
-    from gpldla.own_data import answer
+    from gpldla.own_data import UNSURE, answer, names_in_answers
     from gpldla.report import answers_table
 
     if as_json and as_csv:
@@ -184,15 +184,15 @@ def predict(
         found = [found[i] for i in _readable(found, loaded.model)]
     features = loaded.model.embed(found, cache=_cache(loaded.model, cache), reporter=Reporter(messages))
     novel = loaded.novelty_of(features, prevalence) if isinstance(loaded.posterior, TaskPosterior) else None
-    classes = loaded.classes.tolist()
+    names, classes = names_in_answers(loaded.classes), loaded.classes.tolist()
     answers = answer(loaded.probabilities(features), novel, found, classes, max_error)
     if as_json:
         typer.echo(json.dumps([one.as_json() for one in answers], indent=2, ensure_ascii=False))
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(["item", "answer", "probability", "none_of_these", *classes])
+        writer.writerow(["item", "answer", "probability", "none_of_these", *names])
         for one in answers:
-            shown = "unsure" if one.unsure else one.label
+            shown = UNSURE if one.unsure else one.label
             none = "" if one.none_of_these is None else f"{one.none_of_these:.4f}"
             values = [f"{p:.6f}" for p in one.probabilities.values()]
             writer.writerow([one.item, shown, f"{one.probability:.6f}", none, *values])

@@ -55,7 +55,7 @@ def embed(
     items = list_items(items, backbone.reads)
     if not isinstance(batch_size, int) or batch_size < 1:
         raise UserError(f"batch_size must be a whole number from 1 on, not {batch_size!r}.")
-    device = device_of(backbone)
+    device, dtype = device_of(backbone), next(backbone.parameters(), torch.empty(0)).dtype
     features = torch.empty(len(items), backbone.feature_dim)
     keys: list[bytes] = []
     missing = list(range(len(items)))
@@ -77,6 +77,7 @@ def embed(
     ):
         advance(len(items) - len(missing))
         for batch, given in inputs:
+            given = given.to(dtype) if isinstance(given, Tensor) else given
             rows = backbone.features(given).float().cpu()
             features[batch] = rows
             if cache is not None:
@@ -232,6 +233,15 @@ def _read_batches(
             pixels = torch.stack([read() for read in readers]).to(device)
             images = evaluation_images(pixels, preprocessing)
             yield batch, images.contiguous(memory_format=torch.channels_last)
+
+
+def read_pictures(
+    pictures: Sequence[Any], batch_size: int, preprocessing: Preprocessing, device: torch.device
+) -> Iterator[Tensor]:
+    """Yield a user's pictures as a network wants them, so many at once, [n, c, size, size]."""
+    listed = list_items(pictures, "pictures")
+    batches = _split(list(range(len(listed))), batch_size)
+    return (images for _, images in _read_batches(listed, batches, preprocessing, device))
 
 
 def _naming(place: int, read: Callable[[Any, Any], Any], item: Any, form: Any) -> Any:

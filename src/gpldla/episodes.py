@@ -30,6 +30,19 @@ class Episodes:
     classes: Tensor
 
 
+def turns_as_support(ways: int, shots: int, queries: int, turns: int) -> Tensor:
+    """Return places in an episode [turns, n + q]: its images, support first, as each turn has them.
+
+    The first turn leaves them as they were drawn. From turn to turn each class moves on by as many images as
+    lets all of them come round: with 1 shot, 4 queries and 5 turns each image is the support once.
+    """
+    support = torch.arange(ways * shots).view(ways, shots)
+    query = ways * shots + torch.arange(ways * queries).view(ways, queries)
+    of_class = torch.cat([support, query], dim=1)  # [ways, shots + queries]
+    moved = [of_class.roll(-(turn * (shots + queries) // turns), dims=1) for turn in range(turns)]
+    return torch.stack([torch.cat([m[:, :shots].flatten(), m[:, shots:].flatten()]) for m in moved])
+
+
 class EpisodeSampler:
     """Draws episodes from the classes of a part; support and query never share an image.
 

@@ -1,7 +1,8 @@
 """GPLDLAClassifier: the method behind scikit-learn's interface, on features one already has."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -163,18 +164,19 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         -------
         self : GPLDLAClassifier
         """
-        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
-        _check_labels(y)
-        weights = self._weights(sample_weight, X)
-        classes = np.unique(y if weights is None else y[weights > 0])
-        if len(classes) < 2:
-            raise UserError(
-                f"y holds one class only, {classes.tolist()[0]!r}; give examples of at least two classes."
-            )
-        self._check_settings()
-        self.classes_ = classes
-        self._support, self._labels, self._support_weights = _kept(X, y, weights)
-        return self._adapt()
+        with self._unchanged_if_refused():
+            X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
+            _check_labels(y)
+            weights = self._weights(sample_weight, X)
+            classes = np.unique(y if weights is None else y[weights > 0])
+            if len(classes) < 2:
+                raise UserError(
+                    f"y holds one class only, {classes.tolist()[0]!r}; give examples of at least two classes."
+                )
+            self._check_settings()
+            self.classes_ = classes
+            self._support, self._labels, self._support_weights = _kept(X, y, weights)
+            return self._adapt()
 
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
@@ -193,10 +195,15 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         -------
         self : GPLDLAClassifier
         """
+        with self._unchanged_if_refused():
+            return self._add(X, y, classes, sample_weight)
+
+    @contextmanager
+    def _unchanged_if_refused(self) -> Iterator[None]:
         before = self.__dict__.copy()
         try:
-            return self._add(X, y, classes, sample_weight)
-        except BaseException:  # what is refused changes nothing
+            yield
+        except BaseException:
             self.__dict__ = before
             raise
 
@@ -209,12 +216,7 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         X, y, weights = _kept(X, y, weights)
         known = [] if first else [self.classes_]
         declared = [] if classes is None else [np.asarray(classes)]
-        try:
-            new_classes = np.unique(np.concatenate([*known, *declared, y]))
-        except TypeError:
-            raise UserError(
-                "The labels are of kinds that cannot be compared; give them as one type."
-            ) from None
+        new_classes = _distinct([*known, *declared, y])
         if not first:
             if self._support_weights is not None or weights is not None:
                 old = _ones(self._support) if self._support_weights is None else self._support_weights
@@ -319,7 +321,7 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
 
         def phi(rows: Tensor) -> Tensor:
             z = self._posterior.space(rows)
-            return torch.nn.functional.normalize(z, dim=-1, eps=1e-30) if self.normalize else z
+            return torch.nn.functional.normalize(z, dim=-1, eps=1e-30) if self._fitted["normalize"] else z
 
         return self._in_chunks(X, phi)
 
@@ -374,15 +376,17 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         """
         check_is_fitted(self, "classes_")
         with torch.inference_mode():
-            log_prob = self._head().leave_one_out_log_prob(*self._support_tensors(), self._posterior.beta)
+            head = GPLDLAAuto(**self._fitted).eval()
+            log_prob = head.leave_one_out_log_prob(*self._support_tensors(), self._posterior.beta)
             return apply_temperature(log_prob, self.temperature_).exp().numpy()[:, : len(self.classes_)]
 
     def _adapt(self) -> "GPLDLAClassifier":
         # As they are now: answers must not change with parameters that are set after the fit.
         self.center_, self.temperature_ = self._given_center(), float(self.temperature)
+        self._fitted = self._options()
         with torch.inference_mode():
             rows, numbers, ways, weights = self._support_tensors()
-            posterior = self._head().adapt(rows, numbers, ways, weights=weights)
+            posterior = GPLDLAAuto(**self._fitted).eval().adapt(rows, numbers, ways, weights=weights)
             if self.predictive in ("mc", "mc-logits"):
                 posterior.diagonal.generator = torch.Generator().manual_seed(self._seed())
         self._posterior = posterior
@@ -405,7 +409,11 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         return rows, numbers, max(2, len(self.classes_)), weights
 
     def _head(self, **changed: Any) -> GPLDLAAuto:
-        options: dict[str, Any] = {
+        return GPLDLAAuto(**{**self._options(), **changed}).eval()
+
+    def _options(self) -> dict[str, Any]:
+        """Return the options of the head that the parameters ask for."""
+        return {
             "beta": self.beta,
             "beta_b": self.beta_b,
             "normalize": self.normalize,
@@ -418,7 +426,6 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
             "priors": list(self.priors) if isinstance(self.priors, np.ndarray) else self.priors,
             "metric": None if self.metric is None else torch.from_numpy(np.asarray(self.metric)),
         }
-        return GPLDLAAuto(**{**options, **changed}).eval()
 
     def _whitens(self) -> bool:
         if isinstance(self.whiten, str):
@@ -427,7 +434,8 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
 
     def _fit_novelty(self) -> Novelty:
         with torch.inference_mode():
-            return fit_novelty(self._head(beta=self.beta_), *self._support_tensors())
+            head = GPLDLAAuto(**{**self._fitted, "beta": self.beta_}).eval()
+            return fit_novelty(head, *self._support_tensors())
 
     def _in_chunks(self, X: Any, function: Any) -> np.ndarray:
         """Apply a function of tensors [n, d] → [n, k] to the rows of X, a part at a time."""
@@ -498,6 +506,17 @@ def _kept(
         return np.array(X), np.array(y), None
     kept = weights > 0
     return X[kept], y[kept], weights[kept]
+
+
+def _distinct(labels: list[np.ndarray]) -> np.ndarray:
+    """Return the classes among arrays of labels, sorted; of one kind, which numpy would not insist on."""
+    kinds = {"number" if of.dtype.kind in "iuf" else of.dtype.kind for of in labels} - {"O"}
+    try:
+        if len(kinds) > 1:  # 1 and "1", or 1 and True
+            raise TypeError
+        return np.unique(np.concatenate(labels))
+    except TypeError:
+        raise UserError("The labels are of kinds that cannot be compared; give them as one type.") from None
 
 
 def _ones(X: np.ndarray) -> np.ndarray:

@@ -34,6 +34,7 @@ from gpldla.data.transforms import centre_crop, resized_images, standardise_
 from gpldla.errors import UserError
 from gpldla.files import check_writable, write_atomically
 from gpldla.heads import Head, Posterior
+from gpldla.heads.linear_gp import LinearGPPosterior
 
 if TYPE_CHECKING:
     import onnx
@@ -194,6 +195,8 @@ def _as_constant(value: Any) -> Any:
     if type(value) is tuple:
         return tuple(_as_constant(part) for part in value)
     if isinstance(value, Posterior) or is_dataclass(value):
+        if isinstance(value, LinearGPPosterior):
+            value.settle()
         own = copy.copy(value)
         vars(own).update({name: _as_constant(part) for name, part in vars(value).items()})
         return own

@@ -13,15 +13,14 @@ from torch import Tensor, nn
 from gpldla.backbones import Backbone, Preprocessing, create_backbone
 from gpldla.backbones.base import ZOOM
 from gpldla.calibration import apply_temperature
-from gpldla.data.transforms import evaluation_images
-from gpldla.embedding import FeatureCache, embed
-from gpldla.errors import UserError
+from gpldla.embedding import FeatureCache, embed, evaluation_mode, list_items, read_pictures
+from gpldla.errors import UserError, require_positive
 from gpldla.files import read_json, read_tensors, write_json, write_tensors
 from gpldla.heads import Head, Posterior, create_head, head_class
 from gpldla.heads.base import moved
 from gpldla.heads.gpldla_auto import GPLDLAAuto, TaskPosterior
+from gpldla.heads.linear_gp import LinearGPPosterior
 from gpldla.novelty import Novelty, fit_novelty
-from gpldla.pictures import picture_tensor
 from gpldla.progress import SILENT, Reporter
 from gpldla.shipped import CONFIG, WEIGHTS, model_folder
 from gpldla.uncertainty import Uncertainty, uncertainty_of
@@ -55,6 +54,7 @@ class FewShotModel(nn.Module):
         if (zoom, mirrored) != (ZOOM, False):
             self._see_images(zoom, mirrored)
         self.head: Head = self._make_head(self.head_options)
+        require_positive(temperature=temperature)
         self.temperature = temperature
         self.info = dict(info or {})
 
@@ -87,20 +87,26 @@ class FewShotModel(nn.Module):
     def set_head_options(self, options: dict[str, Any]) -> None:
         """Change options of the head, such as the predictive; those that are None stay.
 
-        The learned parameters stay as they are.
+        The learned parameters stay as they are, and where they start cannot be changed any more.
         """
         changed = {name: value for name, value in options.items() if value is not None}
         if changed:
             all_options = {**self.head_options, **changed}
-            head = self._make_head(all_options)
-            try:
-                head.load_state_dict(self.head.state_dict())
-            except RuntimeError:
+            before, head = self._fresh_parameters(self.head_options), self._make_head(all_options)
+            after = self._fresh_parameters(all_options)
+            if before.keys() != after.keys() or any(not torch.equal(before[k], after[k]) for k in before):
                 raise UserError(
                     f"{', '.join(changed)} of head {self.head_name!r} changes what it has learned;"
                     " train a model with it."
-                ) from None
+                )
+            head.load_state_dict(self.head.state_dict())
             self.head_options, self.head = all_options, head.to(self.device).train(self.training)
+
+    def _fresh_parameters(self, options: dict[str, Any]) -> dict[str, Tensor]:
+        """Return what a head with these options has before it learns, the same in every call."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self._make_head(options).state_dict()
 
     def _make_head(self, options: dict[str, Any]) -> Head:
         backbone = self.backbone
@@ -127,25 +133,34 @@ class FewShotModel(nn.Module):
         return self.head.adapt(support, labels, n_way, backbone=self._adaptable_backbone())
 
     def forward(
-        self, images: Tensor, labels: Tensor, query_labels: Tensor, n_way: int, episodes: int = 1
+        self,
+        images: Tensor,
+        labels: Tensor,
+        query_labels: Tensor,
+        n_way: int,
+        episodes: int = 1,
+        turns: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the training loss of an episode, or the mean of several, and what the head consumed.
 
         images: prepared, support first, then query [n + q, c, h, w], and one episode after the other.
         BatchNorm sees them together. labels [n], query_labels [q].
+        turns: places [t, n + q] of an episode's images, see `turns_as_support`; the loss is their mean
         """
-        represented = self.represent(images)
-        if episodes > 1:
-            represented = represented.unflatten(0, (episodes, -1))
-            labels, query_labels = (y.expand(episodes, -1) for y in (labels, query_labels))
+        represented = self.represent(images).unflatten(0, (episodes, -1))  # [episodes, n + q, ...]
+        consumed = represented if turns is None else represented[:, turns].flatten(0, 1)
+        if len(consumed) == 1:
+            consumed = consumed[0]
+        else:
+            labels, query_labels = (y.expand(len(consumed), -1) for y in (labels, query_labels))
         counts = [labels.shape[-1], query_labels.shape[-1]]
         # The head's matrices are tiny and its accuracy matters: no reduced precision there.
         with torch.autocast(images.device.type, enabled=False):
-            support, query = represented.split(counts, dim=int(episodes > 1))
+            support, query = consumed.split(counts, dim=labels.dim() - 1)
             loss = self.head.loss(
                 support, labels, query, query_labels, n_way, backbone=self._adaptable_backbone()
             )
-        return loss, represented.detach()
+        return loss, (represented[0] if episodes == 1 else represented).detach()
 
     def _adaptable_backbone(self) -> Backbone | None:
         return self.backbone if self.head.consumes == "backbone" else None
@@ -160,16 +175,13 @@ class FewShotModel(nn.Module):
         reporter: Reporter = SILENT,
     ) -> Tensor:
         """Turn pictures (or texts, where the backbone reads those) to what the head consumes, [n, ...]."""
-        self.eval()
         if self.head.consumes == "features":
             return embed(self.backbone, items, batch_size=batch_size, cache=cache, reporter=reporter)
         parts = []
-        with reporter.bar("images", len(items)) as advance:
-            for start in range(0, len(items), batch_size):
-                pictures = items[start : start + batch_size]
-                pixels = torch.stack([picture_tensor(picture, self.preprocessing) for picture in pictures])
-                parts.append(self.represent(evaluation_images(pixels.to(self.device), self.preprocessing)))
-                advance(len(pictures))
+        with reporter.bar("images", len(items)) as advance, evaluation_mode(self):
+            for images in read_pictures(items, batch_size, self.preprocessing, self.device):
+                parts.append(self.represent(images))
+                advance(len(images))
         return torch.cat(parts)
 
     def adapt(
@@ -181,7 +193,7 @@ class FewShotModel(nn.Module):
         reporter: Reporter = SILENT,
     ) -> "FewShotClassifier":
         """Make a classifier from a few labelled pictures (or texts); labels may be of any type."""
-        features = self.embed(_non_empty(items), cache=cache, reporter=reporter)
+        features = self.embed(_non_empty(items, self.backbone), cache=cache, reporter=reporter)
         return FewShotClassifier(self, features, labels)
 
     def config(self) -> dict[str, Any]:
@@ -239,8 +251,6 @@ class FewShotModel(nn.Module):
             raise UserError(f"{where}: {error}") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{where} is not a whole model configuration ({error!r}).") from None
-        if not 0 < model.temperature < math.inf:
-            raise UserError(f"{where} has the temperature {model.temperature}; it must be positive.")
         if facts != model.config()["preprocessing"]:
             raise UserError(f"{where} was made with another {model.backbone_name} than this version has.")
         return model
@@ -269,8 +279,8 @@ class FewShotClassifier:
         self.model = model
         self.support: Tensor | None = support
         self.numbers = torch.tensor([number_of[label] for label in listed], device=support.device)
-        with torch.no_grad():
-            self.posterior = model.posterior(support, self.numbers, len(classes))
+        with torch.no_grad(), evaluation_mode(model):
+            self.posterior = settled(model.posterior(support, self.numbers, len(classes)))
         self.known_novelty: Novelty | None = None
 
     @classmethod
@@ -285,7 +295,7 @@ class FewShotClassifier:
     ) -> "FewShotClassifier":
         """Put a classifier together from the parts that it was saved in."""
         classifier = cls.__new__(cls)
-        classifier.model, classifier.classes, classifier.posterior = model, classes, posterior
+        classifier.model, classifier.classes, classifier.posterior = model, classes, settled(posterior)
         classifier.support = support
         classifier.numbers = torch.empty(0, dtype=torch.int64) if numbers is None else numbers
         classifier.known_novelty = novelty
@@ -295,7 +305,7 @@ class FewShotClassifier:
         self, items: Sequence[Any], *, cache: FeatureCache | None = None, reporter: Reporter = SILENT
     ) -> np.ndarray:
         """Return p(class | item), [n, n_classes] in the order of `classes`, with the model's temperature."""
-        return self.probabilities(self.model.embed(_non_empty(items), cache=cache, reporter=reporter))
+        return self.probabilities(self._embed(items, cache=cache, reporter=reporter))
 
     def probabilities(self, represented: Tensor) -> np.ndarray:
         """Return p(class | item) of items as `FewShotModel.embed` represents them, [n, n_classes]."""
@@ -309,7 +319,7 @@ class FewShotClassifier:
 
     def none_of_these(self, items: Sequence[Any], *, prevalence: float = 0.5) -> np.ndarray:
         """Return the probability [n] that each item is of no known class, see `GPLDLAClassifier`."""
-        return self.novelty_of(self.model.embed(_non_empty(items)), prevalence)
+        return self.novelty_of(self._embed(items), prevalence)
 
     def novelty_of(self, represented: Tensor, prevalence: float = 0.5) -> np.ndarray:
         """Return `none_of_these` of items as `FewShotModel.embed` represents them, [n]."""
@@ -325,7 +335,7 @@ class FewShotClassifier:
             self._task_posterior()
             support, head = self._kept_support(), self.model.head
             assert isinstance(head, GPLDLAAuto)
-            with torch.no_grad():
+            with torch.no_grad(), evaluation_mode(head):
                 self.known_novelty = fit_novelty(head, support, self.numbers, len(self.classes))
         return self.known_novelty
 
@@ -333,7 +343,7 @@ class FewShotClassifier:
         """Return total, aleatoric and epistemic uncertainty in bits, each [n], see `GPLDLAClassifier`."""
         posterior = self._task_posterior()
         with torch.no_grad():
-            parts = uncertainty_of(posterior, self.model.embed(_non_empty(items)))
+            parts = uncertainty_of(posterior, self._embed(items))
         return Uncertainty(*parts.T.cpu().numpy())
 
     def leave_one_out(self) -> np.ndarray:
@@ -343,7 +353,7 @@ class FewShotClassifier:
         adaptation an example.
         """
         support, head, ways = self._kept_support(), self.model.head, len(self.classes)
-        with torch.no_grad():
+        with torch.no_grad(), evaluation_mode(self.model):
             if isinstance(head, GPLDLAAuto):
                 beta = self._task_posterior().beta
                 log_prob = head.leave_one_out_log_prob(support, self.numbers, ways, None, beta)
@@ -360,7 +370,7 @@ class FewShotClassifier:
     def add(self, items: Sequence[Any], labels: Sequence[Any]) -> "FewShotClassifier":
         """Return a classifier that has seen these examples, of known or new classes, as well."""
         kept = self._kept_support()
-        support = torch.cat([kept, self.model.embed(_non_empty(items))])
+        support = torch.cat([kept, self._embed(items)])
         known = _list_of_labels(self.classes[self.numbers.cpu().numpy()])
         return FewShotClassifier(self.model, support, [*known, *_list_of_labels(labels)])
 
@@ -385,6 +395,9 @@ class FewShotClassifier:
 
         return load_classifier(Path(file))
 
+    def _embed(self, items: Sequence[Any], **options: Any) -> Tensor:
+        return self.model.embed(_non_empty(items, self.model.backbone), **options)
+
     def _kept_support(self) -> Tensor:
         if self.support is None:
             raise UserError(
@@ -400,12 +413,19 @@ class FewShotClassifier:
         return self.posterior
 
 
-def _non_empty(items: Sequence[Any]) -> Sequence[Any]:
-    if isinstance(items, (str, Path)) or not isinstance(items, Sequence | np.ndarray):
-        raise UserError("Give a list of images, not a single one.")
-    if len(items) == 0:
-        raise UserError("There are no images; give at least one.")
-    return items
+def settled(posterior: Posterior) -> Posterior:
+    """Fix the draws of a Monte Carlo predictive: a classifier's answers must survive its file."""
+    linear = posterior.diagonal if isinstance(posterior, TaskPosterior) else posterior
+    if isinstance(linear, LinearGPPosterior):
+        linear.settle()
+    return posterior
+
+
+def _non_empty(items: Any, backbone: Backbone) -> list[Any]:
+    listed = list_items(items, backbone.reads)
+    if not listed:
+        raise UserError(f"There are no {backbone.reads}; give at least one.")
+    return listed
 
 
 def _list_of_labels(labels: Sequence[Any]) -> list[Any]:
@@ -413,7 +433,11 @@ def _list_of_labels(labels: Sequence[Any]) -> list[Any]:
     listed = labels.tolist() if hasattr(labels, "tolist") else labels
     if isinstance(listed, str) or not isinstance(listed, Sequence):
         raise UserError("Give a list of labels, not a single one.")
-    return [label.item() if isinstance(label, np.generic) else label for label in listed]
+    listed = [label.item() if isinstance(label, np.generic) else label for label in listed]
+    for place, label in enumerate(listed):
+        if label is None or (isinstance(label, float) and math.isnan(label)):
+            raise UserError(f"labels[{place}] is missing ({label!r}); leave out what has no label.")
+    return listed
 
 
 def _distinct(labels: list[Any]) -> list[Any]:

@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from gpldla.heads.base import class_one_hot, unit_length
-from gpldla.heads.gpldla_auto import GPLDLAAuto, TaskPosterior
+from gpldla.heads.gpldla_auto import GPLDLAAuto, TaskPosterior, even_choice
 
 MOST_FOLDS = 10  # groups of classes that are left out in turn
 FEWEST_CLASSES = 3  # with which one can be left out
@@ -41,8 +41,15 @@ def fit_novelty(
 
     Where classes have single examples, or where there are only two classes, one of the two kinds is missing;
     then it is taken to be `USUAL_DISTANCE` standard deviations from the other, and where both are, nothing
-    can be told: every probability is the prevalence.
+    can be told: every probability is the prevalence. So it is with a single class, whose mean is the centre.
+    Of many examples, an even choice is looked at.
     """
+    if len(labels.unique()) < 2:
+        return Novelty(0.0, 0.0)
+    kept = even_choice(class_one_hot(labels, n_way, support.dtype))
+    if len(kept) < len(labels):
+        support, labels = support[kept], labels[kept]
+        weights = None if weights is None else weights[kept]
     member = class_one_hot(labels, n_way, support.dtype)
     if weights is not None:
         member = member * weights.unsqueeze(-1)

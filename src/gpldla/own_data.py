@@ -17,6 +17,7 @@ from gpldla.pictures import picture_tensor
 
 CONFUSIONS_SHOWN, SUSPECTS_SHOWN = 5, 10
 SUSPICIOUS = 0.7  # the probability of another class from which on a label is doubted
+UNSURE = "unsure"  # what stands for a label in answers that are too doubtful
 
 
 def read_class_folders(folder: Path) -> tuple[list[Path], list[str]]:
@@ -199,6 +200,21 @@ class Answer:
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON."""
         return vars(self) | {"probabilities": {str(k): v for k, v in self.probabilities.items()}}
+
+
+def names_in_answers(classes: np.ndarray) -> list[str]:
+    """Return classes as files have them; what could be mistaken there is refused."""
+    names: dict[str, Any] = {}
+    for label in classes.tolist():
+        name = str(label)
+        if name in names:
+            raise UserError(
+                f"The classes {names[name]!r} and {label!r} are written alike; give them other names."
+            )
+        names[name] = label
+    if UNSURE in names:
+        raise UserError(f"A class is called {UNSURE!r}, as doubtful answers are; give it another name.")
+    return list(names)
 
 
 def answer(

@@ -33,6 +33,7 @@ class Recipe:
     ways: int = 5
     shots: int = 1
     queries: int = 16
+    turns: int = 1  # of a class's images as its support, in one episode; the loss is the mean over turns
     separate_groups: bool = False  # support and query of a class from different groups (font families)
     stored_side: int = 0  # of packed photographs, in pixels; 0: what suits the backbone
     augment: str = "none"  # what happens to training images: "characters", "strokes", "photographs", nothing
@@ -80,11 +81,15 @@ class Recipe:
         for name in (
             "episodes",
             "episodes_per_update",
+            "turns",
             "log_every",
             "checkpoint_every",
             "decay_every",
         ):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        most = 1 if self.separate_groups else self.shots + self.queries
+        wanted = "1 with separate_groups" if self.separate_groups else f"at most shots + queries, {most}"
+        _require(self.turns <= most, "turns", self.turns, wanted)
         _require(self.base_batch >= 2, "base_batch", self.base_batch, "at least 2")
         for name in ("weight_decay", "base_validate_every", "base_weight_decay"):
             _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "0 or more")

@@ -18,7 +18,7 @@ from gpldla.counter_random import mix, stream, uniforms
 from gpldla.data import Part
 from gpldla.data.part_images import PartImages
 from gpldla.data.training_images import training_transform
-from gpldla.episodes import EpisodeSampler
+from gpldla.episodes import EpisodeSampler, turns_as_support
 from gpldla.errors import UserError
 from gpldla.evaluation import Task
 from gpldla.graphed_update import GraphedUpdate
@@ -232,6 +232,10 @@ class EpisodeStage(Stage):
         self._drawn = self._draw(0)
         labels = self._sampler.draw(0, 1)
         self._labels, self._query_labels = labels.labels, labels.query_labels
+        self._turns = None
+        if recipe.turns > 1:
+            turns = turns_as_support(recipe.ways, recipe.shots, recipe.queries, recipe.turns)
+            self._turns = turns.to(material.fabric.device)
         self._graphed = self._make_graphed() if graphs else None
 
     @property
@@ -272,7 +276,9 @@ class EpisodeStage(Stage):
             torch.manual_seed(self._noise_seed(episode))
             images = material.change(material.images[numbers], changes)
             with episode_of_an_update(material.model, place, len(own)):
-                loss, represented = self.wrapped(images, self._labels, self._query_labels, ways)
+                loss, represented = self.wrapped(
+                    images, self._labels, self._query_labels, ways, 1, self._turns
+                )
             if not torch.isfinite(loss):
                 raise self._not_finite(self._rate_setting)
             material.fabric.backward(loss / size)
@@ -305,7 +311,8 @@ class EpisodeStage(Stage):
         own = len(material.ranks.share(self.episodes_an_update))
         share = own / self.episodes_an_update
         if self.total >= compiled_loss.WORTH_IT_FROM * self.episodes_an_update:
-            batch = () if own == 1 else (own,)
+            together = own * recipe.turns
+            batch = () if together == 1 else (together,)
             labels, query_labels = (y.expand(*batch, -1) for y in (self._labels, self._query_labels))
             head, backbone = material.model.head, material.model.backbone
             shape = backbone.map_shape if head.consumes == "maps" else (backbone.feature_dim,)
@@ -317,7 +324,7 @@ class EpisodeStage(Stage):
 
         def loss(pixels: Tensor, changes: Tensor, episodes: int) -> tuple[Tensor, Tensor]:
             images = material.change(pixels, changes)
-            return self.wrapped(images, self._labels, self._query_labels, recipe.ways, episodes)
+            return self.wrapped(images, self._labels, self._query_labels, recipe.ways, episodes, self._turns)
 
         return GraphedUpdate(
             material.model,

@@ -14,6 +14,7 @@ from gpldla import kernels
 from gpldla.heads import predictive
 from gpldla.heads.predictive import (
     _GUMBEL_MIXTURE,
+    _GUMBEL_MIXTURE_OF_MANY,
     monte_carlo,
     probit,
     quadrature,
@@ -40,8 +41,13 @@ def sampled(mean, var, n_samples=100_000, seed=1):
     return (mean + deviation * noise).softmax(0).mean(-1, dtype=torch.float64).T
 
 
-def integrated(mean, var):
-    """Return p [q, C] almost exactly: the Gumbel identity on fine grids, no mixture in Gumbel's place."""
+def integrated(mean, var, counts=None):
+    """Return p [q, C] almost exactly: the Gumbel identity on fine grids, no mixture in Gumbel's place.
+
+    counts: how many classes are like each, if not one
+    """
+    counts = torch.ones(mean.shape[1]) if counts is None else counts
+    counts = counts.double()[:, None]
     e = torch.linspace(-8, 8, 301, dtype=torch.float64)
     normal = torch.exp(-0.5 * e.square())
     rows = []
@@ -52,8 +58,8 @@ def integrated(mean, var):
         distribution = below @ normal / normal.sum()  # [C, T]
         density = (below * torch.exp(-u)).nan_to_num(0) @ normal / normal.sum()
         others = distribution.clamp_min(1e-300).log()
-        mass = (density * (others.sum(0) - others).exp()).sum(-1)
-        rows.append(mass / mass.sum())
+        mass = (density * ((counts * others).sum(0) - others).exp()).sum(-1)
+        rows.append(mass / (mass @ counts))
     return torch.stack(rows)
 
 
@@ -62,8 +68,9 @@ def largest_difference(log_p, p):
 
 
 class TestGumbelMixture:
-    def test_is_a_distribution(self):
-        weights, _, deviations = np.array(_GUMBEL_MIXTURE).T
+    @pytest.mark.parametrize("mixture", [_GUMBEL_MIXTURE, _GUMBEL_MIXTURE_OF_MANY])
+    def test_is_a_distribution(self, mixture):
+        weights, _, deviations = np.array(mixture).T
         assert weights.sum() == pytest.approx(1, abs=1e-9)
         assert (weights > 0).all()
         assert (deviations > 0).all()
@@ -77,9 +84,16 @@ class TestGumbelMixture:
         assert (error[survival > 0.01] < 0.01 * survival[survival > 0.01]).all()
         assert error[survival <= 0.01].max() < 1e-4
 
+    def test_that_of_many_classes_follows_the_tail_further(self):
+        z = np.linspace(-15, 40, 20_001)
+        survival = -np.expm1(-np.exp(-z))
+        weights, means, deviations = np.array(_GUMBEL_MIXTURE_OF_MANY).T
+        error = np.abs(special.ndtr((means - z[:, None]) / deviations) @ weights - survival)
+        assert (error < 0.0034 * (survival + 1e-5)).all()
+
 
 class TestQuadratureIsExact:
-    @pytest.mark.parametrize("classes", [2, 3, 5, 20, 50, 200])
+    @pytest.mark.parametrize("classes", [2, 3, 5, 20, 50, 64, 65, 200, 1000, 5000])
     @pytest.mark.parametrize("spread", [0.0, 1.0, 3.0, 10.0])
     def test_without_variance_it_is_the_softmax(self, classes, spread):
         mean, _ = random_logits(50, classes, spread=spread)
@@ -109,6 +123,17 @@ class TestQuadratureIsExact:
     def test_five_classes_against_fine_integration(self, log_var):
         mean, var = random_logits(12, 5, log_var=log_var)
         assert largest_difference(quadrature(mean, var), integrated(mean, var)) < 2e-3
+
+    @pytest.mark.parametrize("classes", [65, 300, 3000])
+    @pytest.mark.parametrize("log_var", [(-2.0, -1.0), (0.0, 0.3)])
+    def test_a_few_classes_ahead_of_many_against_fine_integration(self, classes, log_var):
+        mean, var = random_logits(4, 5, log_var=log_var)
+        mean[:, :3] += torch.linspace(2, 9, 4)[:, None]
+        alike = classes - 3  # the last column and as many like it: one term of the fine integration
+        mean, var = mean[:, :4], var[:, :4]
+        expected = integrated(mean, var, counts=torch.tensor([1, 1, 1, alike]))
+        many = [torch.cat([t[:, :3], t[:, 3:].expand(-1, alike)], -1) for t in (mean, var)]
+        assert largest_difference(quadrature(*many)[:, :4], expected) < 2e-3
 
     def test_fine_integration_and_sampling_agree(self):
         """What the other tests lean on: the identity holds, whoever integrates it."""

@@ -26,11 +26,13 @@ class Posterior(ABC):
 
 
 def moved(thing: Thing, device: torch.device) -> Thing:
-    """Return a posterior (or any dataclass of tensors and dataclasses) on another device."""
+    """Return a posterior on another device: any dataclass, tuple or dict of tensors and of such."""
     if isinstance(thing, Tensor):
         return thing.to(device)  # type: ignore[return-value]
     if isinstance(thing, tuple):
         return tuple(moved(part, device) for part in thing)  # type: ignore[return-value]
+    if isinstance(thing, dict):
+        return {name: moved(part, device) for name, part in thing.items()}  # type: ignore[return-value]
     if is_dataclass(thing) and not isinstance(thing, type):
         return replace(thing, **{f.name: moved(getattr(thing, f.name), device) for f in fields(thing)})
     return thing

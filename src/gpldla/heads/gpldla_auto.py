@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -85,8 +85,7 @@ class GPLDLAAuto(GPLDLA):
             raise UserError(
                 f"predictive {predictive!r} needs covariance 'diag'; use 'auto' with {covariance!r}."
             )
-        if not (metric is None or isinstance(metric, Tensor)):
-            raise UserError(f"metric must be a tensor [d, d], not {type(metric).__name__}.")
+        metric = metric if metric is None or isinstance(metric, Tensor) else _as_tensor(metric)
         self.center, self.whiten = center, whiten
         self.covariance, self.map_steps = covariance, map_steps
         self.register_buffer("metric", metric, persistent=False)
@@ -152,11 +151,7 @@ class GPLDLAAuto(GPLDLA):
             return self.log_beta.exp().to(support.dtype)
         n = support.shape[-2]
         if n >= 2 * ENOUGH_TO_SCORE:  # then an even choice will do, and class by class it is even
-            kept = torch.argsort(member.argmax(-1), dim=-1, stable=True)
-            if n > MOST_LEFT_OUT:
-                # Neighbours stay together: of classes with two examples, both.
-                blocks = torch.arange(n, device=support.device) // 8
-                kept = kept[..., blocks % math.ceil(n / MOST_LEFT_OUT) == 0]
+            kept = even_choice(member)
             support, member = (
                 rows.gather(-2, kept.unsqueeze(-1).expand(*kept.shape, rows.shape[-1]))
                 for rows in (support, member)
@@ -270,6 +265,28 @@ class GPLDLAAuto(GPLDLA):
         phi = Rows.of(z, normalize=self.normalize)
         times = None if weights is None else weights.unsqueeze(-1)
         return LabelledFeatures(phi, member, counts, self._log_priors(counts), classes_without(counts), times)
+
+
+def even_choice(member: Tensor) -> Tensor:
+    """Return places of examples [..., k], class by class, of all [..., n, C] or evenly of `MOST_LEFT_OUT`."""
+    n = member.shape[-2]
+    kept = torch.argsort(member.argmax(-1), dim=-1, stable=True)
+    if n <= MOST_LEFT_OUT:
+        return kept
+    # Neighbours stay together: of classes with two examples, both.
+    blocks = torch.arange(n, device=member.device) // 8
+    return kept[..., blocks % math.ceil(n / MOST_LEFT_OUT) == 0]
+
+
+def _as_tensor(metric: Any) -> Tensor:
+    """Return a matrix as a saved model has it, in lists."""
+    try:
+        matrix = torch.tensor(metric, dtype=torch.get_default_dtype())
+        if matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]:
+            return matrix
+    except (TypeError, ValueError):
+        pass
+    raise UserError(f"metric must be a square matrix [d, d], not {type(metric).__name__}.")
 
 
 @dataclass

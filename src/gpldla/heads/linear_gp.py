@@ -269,6 +269,14 @@ class LinearGPPosterior(Posterior):
             return predictive.probit(mean, var)
         return predictive.quadrature(mean, var)
 
+    def settle(self, seed: int = 0) -> None:
+        """Draw now what "mc" would draw at the first query, so that the answers can be had again."""
+        if self.predictive == "mc":
+            devices = [self.weight_mean.device] if self.weight_mean.is_cuda else []
+            with torch.random.fork_rng(devices):
+                torch.manual_seed(seed)
+                self._weight_draws()
+
     def _weight_draws(self) -> tuple[Tensor, Tensor]:
         """Draw W [M, ..., C, d] and B [M, ..., C] once; every later query meets the same draws (Eq. 21)."""
         if self._draws is None:
