@@ -32,7 +32,7 @@ from .test_classifier_file import Letters
 from .test_own_data import write_pictures
 
 WIDTH = 784  # of the features of "pixels"
-OURS = ["item", "answer", "likeliest", "probability", "none_of_these", "probabilities"]
+OURS = ["item", "answer", "likeliest", "probability", "none_of_these", "probabilities", "error"]
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ class TestPictures:
         bad.write_bytes(b"no picture")
         message = rejected(folder, "--chunk-size", 3)
         assert message == (
-            f"gpldla: {bad} cannot be read as an image (it is of no known format); replace or remove it,"
+            f"gpldla: {bad} cannot be read as an image (it is of no known format); replace it,"
             " or add --skip-bad."
         )
 
@@ -172,11 +172,11 @@ class TestPictures:
             whole = (folder / "owl" / f"{number}.png").read_bytes()
             (folder / "owl" / f"{number}.png").write_bytes(whole[: len(whole) // 2])
         table, _ = score(folder, tmp_path / "out", "--chunk-size", 3, "--skip-bad")
-        assert table.column_names == [*OURS, "error"]
+        assert table.column_names == OURS
         bad = [row for row in table.to_pylist() if row["error"]]
         assert [Path(row["item"]).name for row in bad] == ["1.png", "0.png", "1.png", "2.png"]
         for row in bad:
-            assert all(row[name] is None for name in OURS[1:])
+            assert all(row[name] is None for name in OURS[1:-1])
             assert row["error"].startswith(f"{row['item']} cannot be read as an image (")
         good = table.filter(pa.array([row["error"] is None for row in table.to_pylist()]))
         assert good["likeliest"].to_pylist() == ["cat"] * 3 + ["dog"] * 2
@@ -267,7 +267,7 @@ class TestParquet:
         tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(embeddings))
         file = write_parquet(tmp_path / "rows.parquet", {"vector": tensors})
         table, _ = score(file, tmp_path / "out")
-        assert table["error" if "error" in table.column_names else "answer"].null_count == 0
+        assert (table["answer"].null_count, table["error"].null_count) == (0, 21)
 
 
 def test_ray_has_a_folder_by_default(monkeypatch, birds, made):
@@ -349,7 +349,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("row", "words"),
         [
-            (np.zeros(3), "#1 holds 3 numbers, not the classifier's 784; replace or remove it"),
+            (np.zeros(3), "#1 holds 3 numbers, not the classifier's 784; replace it"),
             (np.full(WIDTH, np.nan), "#1 holds numbers that are missing, infinite or not a number"),
             (np.full(WIDTH, 1e39), "#1 holds numbers that are missing, infinite or not a number"),
             (None, "#1 holds no embedding"),
@@ -406,13 +406,23 @@ class TestGoingOn:
     def test_after_a_bad_picture_is_mended(self, refused, score, birds, tmp_path):
         folder = write_pictures(tmp_path / "pictures")
         whole = (folder / "owl" / "2.png").read_bytes()
-        (folder / "owl" / "2.png").write_bytes(bytes(len(whole)))
+        (folder / "owl" / "2.png").write_bytes(b"")
         arguments = ["-o", tmp_path / "out", "--chunk-size", 4]
         assert "2.png cannot be read" in refused("predict", birds, folder, *arguments)
         (folder / "owl" / "2.png").write_bytes(whole)
         table, err = score(folder, tmp_path / "out", "--chunk-size", 4)
         assert "8 were there already" in err
         assert table.num_rows == 9
+
+    def test_after_a_bad_picture_is_to_be_skipped(self, refused, score, birds, tmp_path):
+        folder = write_pictures(tmp_path / "pictures")
+        (folder / "owl" / "2.png").write_bytes(b"")
+        arguments = ["-o", tmp_path / "out", "--chunk-size", 4]
+        message = refused("predict", birds, folder, *arguments)
+        assert message.rstrip().endswith("; replace it, or add --skip-bad.")
+        table, err = score(folder, tmp_path / "out", "--chunk-size", 4, "--skip-bad")
+        assert "8 were there already" in err
+        assert (table.num_rows, table["error"].null_count) == (9, 8)
 
     def test_not_with_something_else(self, refused, score, birds, made, tmp_path):
         folder = write_pictures(tmp_path / "pictures")
@@ -424,7 +434,7 @@ class TestGoingOn:
         assert "with other settings (max_error 0.25, now 0.5); choose another folder" in message
         assert "other items" in refused("predict", birds, made / "new", *end)
         (folder / "cat" / "0.png").unlink()
-        assert "other items, or some have changed since" in refused("predict", birds, folder, *end)
+        assert "of a run with other items;" in refused("predict", birds, folder, *end)
 
     def test_a_manifest_that_is_none(self, refused, birds, made, tmp_path):
         (tmp_path / "_manifest.json").write_text("[]")
@@ -474,13 +484,15 @@ class TestSources:
         most = max(pa.total_allocated_bytes() - before for _ in source.read(unit))
         assert most < file.stat().st_size / 2
 
-    def test_the_fingerprint_is_of_names_and_sizes(self, tmp_path):
+    def test_the_fingerprint_is_of_names(self, tmp_path):
         folder = write_pictures(tmp_path / "pictures", names=("cat",))
         source = PictureFiles([str(folder)], str(tmp_path))
         before = source.survey(2).fingerprint
         (folder / "cat" / "0.png").touch()
         assert source.survey(1).fingerprint == before
-        (folder / "cat" / "0.png").write_bytes(b"other")
+        (folder / "cat" / "0.png").write_bytes(b"mended")
+        assert source.survey(2).fingerprint == before
+        (folder / "cat" / "0.png").rename(folder / "cat" / "00.png")
         assert source.survey(2).fingerprint != before
 
 

@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 
@@ -416,7 +417,8 @@ class TestTrain:
     def test_a_missing_recipe_is_named(self, refused, tmp_path, recipe, message):
         assert message in refused("train", recipe, "-o", tmp_path / "run")
 
-    def test_a_data_set_without_base_classes_is_refused(self, refused, tmp_path):
+    def test_a_data_set_without_base_classes_is_refused(self, run, refused, tmp_path):
+        assert run("data", "prepare", "digits")[0] == 0  # which says so, the first time
         line = refused("train", "demo", "-o", tmp_path / "run", "--set", "dataset=digits")
         assert "Data set 'digits' has no validation classes, only novel" in line
 
@@ -490,6 +492,8 @@ class TestEval:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
+            (["--episodes", "1", "--repeats", "1"], "One task has no interval"),
+            (["--seed", str(2**63)], "--seed must be a number of 64 bits"),
             (["--shots", "0"], "shots must be at least 1, not 0."),
             (["--shots", "-1"], "shots must be at least 1, not -1."),
             (["--ways", "1"], "ways must be at least 2, not 1."),
@@ -552,3 +556,12 @@ def test_ctrl_c_ends_with_code_130_and_without_a_traceback(run, monkeypatch, tmp
     code, _, err = run("train", "demo", "-o", tmp_path)
     assert code == 130
     assert err == ""
+
+
+@pytest.mark.parametrize("recipe", ["x", {"dataset": 5}, {"shots": "a"}])
+def test_a_model_with_a_recipe_that_is_none(refused, trained, tmp_path, recipe):
+    shutil.copytree(trained, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["info"]["recipe"] = recipe
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    assert "has a recipe that is none" in refused("eval", tmp_path / "model", *TINY_EVALUATION)

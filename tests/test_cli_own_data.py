@@ -363,6 +363,13 @@ class TestFitRefuses:
     def test_no_support_where_the_head_needs_it(self, fails, made, photos):
         assert "needs its support examples" in fails(photos, "--no-support", model=made / "protonet")
 
+    def test_a_table_is_not_overwritten(self, refused, made, tmp_path):
+        table = tmp_path / "own.csv"
+        table.write_bytes((made / "texts.csv").read_bytes())
+        message = refused("fit", table, "--text", "text", "--label", "label", "-o", table)
+        assert "is what is read; write to another file" in message
+        assert table.read_bytes() == (made / "texts.csv").read_bytes()
+
     def test_an_output_that_is_a_folder(self, fails, photos, tmp_path):
         line = fails(photos, output=tmp_path / "out")
         assert f"{tmp_path / 'out'} is a folder; name a file" in line
@@ -530,6 +537,12 @@ class TestPredict:
             run("fit", photos, "-o", file, "--model", "pixels", *[f for f in form if f == "--json"])[0] == 0
         )
         assert run("predict", file, photos, *form)[0] == 0
+
+    def test_the_classifier_is_not_overwritten(self, run, birds):
+        before = birds.read_bytes()
+        code, _, err = run("export", birds, "-o", birds)
+        assert (code, "is what is read" in err) == (2, True)
+        assert birds.read_bytes() == before
 
     def test_a_sentence_that_ends_like_the_name_of_a_file_is_a_text(self, run, topics):
         rows = self.rows(run, topics, "please open hello.txt", "--max-error", "1")

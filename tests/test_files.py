@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from gpldla.errors import UserError
-from gpldla.files import check_writable, read_json, read_tensors, write_atomically, write_json, write_tensors
+from gpldla.files import (
+    check_output,
+    check_writable,
+    read_json,
+    read_tensors,
+    write_atomically,
+    write_json,
+    write_tensors,
+)
 
 
 class TestAtomicWriting:
@@ -46,8 +54,64 @@ class TestAtomicWriting:
         write_atomically(tmp_path / "file", b"content")
         assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
 
+    @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+    def test_a_new_file_has_the_permissions_of_new_files(self, tmp_path, umask, mode):
+        before = os.umask(umask)
+        try:
+            write_atomically(tmp_path / "file", b"content")
+        finally:
+            os.umask(before)
+        assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+
+    def test_an_old_file_keeps_its_permissions(self, tmp_path):
+        (tmp_path / "file").write_bytes(b"old")
+        (tmp_path / "file").chmod(0o640)
+        write_atomically(tmp_path / "file", b"new")
+        assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+    def test_what_a_link_points_to_is_replaced(self, tmp_path):
+        (tmp_path / "link").symlink_to("target")
+        for content in (b"first", b"second"):
+            write_atomically(tmp_path / "link", content)
+            assert (tmp_path / "link").is_symlink()
+            assert (tmp_path / "target").read_bytes() == content
+
+    def test_a_pipe_is_no_file(self, tmp_path):
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(UserError, match="pipe is a device or a pipe, not a file"):
+            write_atomically(tmp_path / "pipe", b"content")
+        assert (tmp_path / "pipe").is_fifo()
+
+
+class TestCheckOutput:
+    def test_a_file_that_is_there_or_can_be_made_is_fine(self, tmp_path):
+        (tmp_path / "old").touch()
+        check_output(tmp_path / "old", tmp_path / "other", tmp_path)
+        check_output(tmp_path / "folder" / "new", tmp_path / "old")
+
+    def test_what_is_read_is_not_written(self, tmp_path):
+        (tmp_path / "input").touch()
+        (tmp_path / "link").symlink_to("input")
+        for name in ("input", "link"):
+            with pytest.raises(UserError, match=f"{name} is what is read; write to another file"):
+                check_output(tmp_path / name, tmp_path / "input")
+
+    def test_a_folder_is_no_file(self, tmp_path):
+        with pytest.raises(UserError, match="is a folder; name a file in it"):
+            check_output(tmp_path)
+
 
 class TestJson:
+    def test_names_that_are_no_unicode_come_back(self, tmp_path):
+        value = {"name": "caf\udce9", "other": "Ω"}
+        write_json(tmp_path / "file.json", value)
+        assert read_json(tmp_path / "file.json") == value
+
+    def test_brackets_without_end_are_no_json(self, tmp_path):
+        (tmp_path / "file.json").write_text("[" * 100_000)
+        with pytest.raises(UserError, match="is not readable JSON"):
+            read_json(tmp_path / "file.json")
+
     def test_round_trip(self, tmp_path):
         value = {"name": "Ω ქ", "numbers": [1, 0.1, 1e-300], "nothing": None, "flag": True}
         write_json(tmp_path / "x.json", value)

@@ -1,5 +1,6 @@
 import csv
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +21,10 @@ from gpldla.own_data import (
     Suspect,
     answer,
     names_in_answers,
+    passed_over,
     pictures_below,
     read_class_folders,
+    read_lines,
     read_table,
     readable_pictures,
     summarise,
@@ -424,3 +427,58 @@ class TestNamesInAnswers:
     def test_a_class_called_as_doubtful_answers_is_refused(self):
         with pytest.raises(UserError, match="A class is called 'unsure'"):
             names_in_answers(np.array(["sure", "unsure"]))
+
+
+class TestFilesBelow:
+    @pytest.fixture
+    def album(self, tmp_path):
+        for place in ("album/birds", "elsewhere/more"):
+            (tmp_path / place).mkdir(parents=True)
+            Image.new("L", (4, 4)).save(tmp_path / place / "1.png")
+        return tmp_path / "album"
+
+    def test_links_to_folders_are_followed(self, album):
+        (album / "more").symlink_to("../elsewhere")
+        assert [path.relative_to(album).as_posix() for path in pictures_below(album)] == [
+            "birds/1.png",
+            "more/more/1.png",
+        ]
+
+    def test_links_that_lead_back_are_not(self, album):
+        (album / "birds" / "all").symlink_to("..")
+        assert pictures_below(album) == [album / "birds" / "1.png"]
+
+    def test_a_folder_that_cannot_be_read_is_named(self, album, monkeypatch):
+        scandir = os.scandir
+
+        def refusing(folder):
+            if str(folder).endswith("birds"):
+                raise PermissionError(13, "Permission denied", str(folder))
+            return scandir(folder)
+
+        monkeypatch.setattr(os, "scandir", refusing)
+        with pytest.raises(UserError, match=r"birds cannot be read \(Permission denied\)"):
+            pictures_below(album)
+
+    def test_formats_that_are_not_read_are_told(self, album):
+        assert passed_over(album) == ""
+        (album / "birds" / "2.HEIC").touch()
+        (album / "birds" / "notes.txt").touch()
+        assert passed_over(album).startswith("Passed over 1 files whose format is not read, such as ")
+
+
+def test_two_columns_of_one_name(tmp_path):
+    (tmp_path / "t.csv").write_text("text,label,label\na,b,c\n")
+    assert read_table(tmp_path / "t.csv", ["text"]) == [["a"]]
+    with pytest.raises(UserError, match="has two columns 'label'; rename one"):
+        read_table(tmp_path / "t.csv", ["text", "label"])
+
+
+def test_lines_end_with_line_breaks_alone(tmp_path):
+    (tmp_path / "t.txt").write_bytes("\ufeffone\r\ntwo\u2028still two\n\n".encode())
+    assert [line.strip() for line in read_lines(tmp_path / "t.txt")] == ["one", "two\u2028still two"]
+
+
+def test_what_is_no_number_is_unsure():
+    [one] = answer(np.array([[math.nan, math.nan]]), None, ["x"], ["a", "b"], 0.5)
+    assert one.unsure

@@ -50,10 +50,17 @@ class TestTables:
     def numbers(self):
         numbers = {"dataset": "glyphs", "ways": 5, "shots": 1, "repeats": 5, "episodes": 600}
         numbers |= {"temperature_model": 1.75, "temperature_val": 1.25, "temperature_paper": 1.5}
+        numbers["temperature_val_is_fitted"] = True
         for place, suffix in enumerate(("", "_model_temperature", "_val_temperature", "_paper_temperature")):
             numbers |= {"accuracy" + suffix: 91.234, "interval" + suffix: 0.456, "nll" + suffix: 0.1 + place}
             numbers |= {"ece" + suffix: 2.5 + place, "ece_equal_mass" + suffix: 7.5 + place}
         return numbers
+
+    def test_an_evaluation_says_where_no_validation_classes_were(self, numbers):
+        assert "from validation classes" in printed(evaluation_table(numbers))
+        text = printed(evaluation_table(numbers | {"temperature_val_is_fitted": False}))
+        assert "from validation classes" not in text
+        assert "too few validation classes here" in text
 
     def test_an_evaluation_has_a_row_a_temperature(self, numbers):
         text = printed(evaluation_table(numbers))

@@ -386,3 +386,47 @@ def test_the_network_decays_and_the_prior_does_not(tmp_path):
 def test_a_negative_decay_is_refused():
     with pytest.raises(UserError, match=r"weight_decay = -1\.0 must be 0 or more"):
         tiny_recipe(weight_decay=-1.0)
+
+
+class TestDamagedFolders:
+    @pytest.fixture
+    def half(self, tmp_path, finished):
+        """A training that seems to have stopped after 8 of its 12 episodes."""
+        shutil.copytree(finished[0], tmp_path / "run")
+        self.change(tmp_path / "run", lambda tensors, numbers: numbers.update(done=8))
+        return tmp_path / "run"
+
+    @staticmethod
+    def change(folder, changed):
+        state = checkpoint.TrainingState.read(folder)
+        changed(state.tensors, state.numbers)
+        state.write(folder)
+
+    def test_half_a_line_of_metrics_does_no_harm(self, half):
+        with (half / METRICS).open("ab") as file:
+            file.write(b'\0\0\0\0\n{"episode": 9, "lo\n[]\n{"episode": 5')
+        assert run(tiny_recipe(), half).finished
+        assert [row["episode"] for row in metrics(half) if "loss" in row] == [2, 4, 6, 8, 10, 12]
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            lambda tensors, numbers: numbers.pop("done"),
+            lambda tensors, numbers: numbers.update(done=-5),
+            lambda tensors, numbers: numbers.update(done=13),
+            lambda tensors, numbers: numbers.update(stage=7),
+            lambda tensors, numbers: numbers.update(window=3),
+            lambda tensors, numbers: tensors.update(model={"other": torch.zeros(1)}),
+        ],
+    )
+    def test_a_state_that_is_not_whole_is_named(self, half, changed):
+        self.change(half, changed)
+        with pytest.raises(UserError, match="is not the whole state of this training"):
+            run(tiny_recipe(), half)
+
+    @pytest.mark.parametrize("numbers", [5, None, {"recipe": "x"}])
+    def test_a_state_of_something_else_is_named(self, half, numbers):
+        state = checkpoint.TrainingState.read(half)
+        checkpoint.TrainingState(state.tensors, numbers).write(half)
+        with pytest.raises(UserError, match="is not the state of a training"):
+            run(tiny_recipe(), half)

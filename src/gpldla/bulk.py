@@ -177,15 +177,12 @@ class ChunkScorer:
         good = np.array([problem is None for problem in problems], bool)
         if not good.all() and not self._job.settings.skip_bad:
             bad = int(np.flatnonzero(~good)[0])
-            raise UserError(f"{problems[bad]}; replace or remove it, or add --skip-bad.")
+            raise UserError(f"{problems[bad]}; replace it, or add --skip-bad.")
         columns = {ITEM: table.column(ITEM), **self._answers(features, good)}
-        if self._job.settings.skip_bad:
-            columns[ERROR] = pa.array(problems, pa.string())
+        columns[ERROR] = pa.array(problems, pa.string())
         columns |= {name: table.column(name) for name in table.column_names if name not in (ITEM, CONTENT)}
         facts = {"classes": self._classes.to_pylist(), **asdict(self._job.settings)}
-        return pa.table(columns).replace_schema_metadata(
-            {METADATA: json.dumps(facts, ensure_ascii=False).encode()}
-        )
+        return pa.table(columns).replace_schema_metadata({METADATA: json.dumps(facts).encode()})
 
     def _answers(self, features: torch.Tensor, good: np.ndarray) -> dict[str, pa.Array]:
         """Return our columns for n items of which some are `good` [n], with their features [n_good, ...]."""
@@ -202,7 +199,8 @@ class ChunkScorer:
             )
             right = right * (1 - none.astype(np.float64))
         likeliest = self._classes.take(pa.array(top))
-        answer = pc.if_else(pa.array(1 - right > settings.max_error), UNSURE, likeliest)
+        doubtful = ~(1 - right <= settings.max_error)  # also what is no number
+        answer = pc.if_else(pa.array(doubtful), UNSURE, likeliest)
         offsets = pa.array(np.arange(len(proba) + 1, dtype=np.int32) * n_classes)
         columns = {
             ANSWER: answer,
@@ -318,13 +316,18 @@ def _begin_or_go_on(output: Path, manifest: dict[str, Any]) -> None:
     for key, what in (
         ("classifier", "another classifier"),
         ("settings", "other settings"),
-        ("source", "other items, or some have changed since"),
+        ("source", "other items"),
     ):
-        if before.get(key) != manifest[key]:
+        if _compared(before.get(key)) != _compared(manifest[key]):
             raise UserError(
                 f"{output} holds the answers of a run with {what}{_difference(key, before, manifest)};"
                 " choose another folder, or delete this one."
             )
+
+
+def _compared(value: Any) -> Any:
+    """Return what must be the same in a run that goes on: bad items may be skipped from now on."""
+    return {name: v for name, v in value.items() if name != "skip_bad"} if isinstance(value, dict) else value
 
 
 def _difference(key: str, before: dict[str, Any], now: dict[str, Any]) -> str:

@@ -58,7 +58,7 @@ class Unit:
 class Survey:
     """All of a source.
 
-    fingerprint: changes when files come, go, or change their size
+    fingerprint: changes when files come or go, or Parquet files change their size
     """
 
     units: list[Unit]
@@ -105,7 +105,7 @@ class PictureFiles(Source):
     kind: Kind = "pictures"
 
     def survey(self, chunk_size: int) -> Survey:
-        """List all pictures with their sizes; each chunk is a unit."""
+        """List all pictures; each chunk is a unit. One that could not be read may be mended meanwhile."""
         from gpldla.own_data import pictures_below
 
         files: list[str] = []
@@ -117,7 +117,7 @@ class PictureFiles(Source):
             files += map(str, found)
         digest = hashlib.sha256()
         for file in files:
-            digest.update(f"{_printable(file)}\0{Path(file).stat().st_size}\n".encode())
+            digest.update(f"{_printable(file)}\n".encode())
         parts = [files[first : first + chunk_size] for first in range(0, len(files), chunk_size)]
         return Survey(
             [Unit(number, [len(part)], part) for number, part in enumerate(parts)], digest.hexdigest()
@@ -309,11 +309,12 @@ def _kind_of_argument(argument: str) -> str:
 
 
 def _parquet_below(folder: Path) -> Iterator[Path]:
-    for path in folder.rglob("*"):
-        if path.suffix.lower() == ".parquet" and path.is_file():
-            hidden = any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
-            if not hidden:
-                yield path
+    from gpldla.own_data import files_below
+
+    for path in files_below(folder):
+        hidden = any(part.startswith("_") for part in path.relative_to(folder).parts)
+        if path.suffix.lower() == ".parquet" and not hidden:
+            yield path
 
 
 def _parquet_files(given: Sequence[str]) -> list[str]:

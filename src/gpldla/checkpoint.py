@@ -29,7 +29,7 @@ class TrainingState:
     def read(cls, folder: Path) -> "TrainingState":
         """Read the state that `write` left."""
         flat, numbers = read_tensors(folder / FILE)
-        if "recipe" not in numbers:
+        if not isinstance(numbers, dict) or not isinstance(numbers.get("recipe"), dict):
             raise UserError(f"{folder / FILE} is not the state of a training; choose another folder.")
         tensors: dict[str, dict[str, Tensor]] = {}
         for full_name, tensor in flat.items():

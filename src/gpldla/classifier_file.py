@@ -101,6 +101,10 @@ def _restore(tensors: "Mapping[str, Tensor]", info: dict[str, Any], file: Path) 
             " give wrong answers; install the version it was made with, or fit it anew."
         )
     model.eval()
+    if not all(isinstance(name, (str, int, float)) for name in info["classes"]):
+        raise TypeError("classes")
+    if len(set(info["classes"])) < len(info["classes"]):
+        raise ValueError("classes")
     classes = label_array(info["classes"])
     support, numbers = tensors.get("support"), tensors.get("numbers")
     posterior = _posterior_of(tensors, model)
@@ -110,6 +114,8 @@ def _restore(tensors: "Mapping[str, Tensor]", info: dict[str, Any], file: Path) 
         with torch.no_grad():
             posterior = model.posterior(support, numbers, len(classes))
     novelty = Novelty(*(float(value) for value in info["novelty"])) if "novelty" in info else None
+    if novelty is not None and not (math.isfinite(novelty.slope) and math.isfinite(novelty.offset)):
+        raise ValueError("novelty")
     _check_sizes(posterior, support, numbers, len(classes), model, file)
     return FewShotClassifier.restored(model, classes, posterior, support, numbers, novelty)
 

@@ -15,6 +15,7 @@ from gpldla.progress import say
 
 if TYPE_CHECKING:
     from gpldla.data import Access, ImageSet, Places
+    from gpldla.model import FewShotModel
 
 # Modules that load torch are imported inside the commands, so that --help answers at once.
 
@@ -205,10 +206,14 @@ def evaluate(
     for name, value in (("--episodes", episodes), ("--repeats", repeats)):
         if value < 1:
             raise UserError(f"{name} must be at least 1, not {value}.")
+    if episodes * repeats < 2:
+        raise UserError("One task has no interval; ask for at least two with --episodes or --repeats.")
+    if not -(2**63) <= seed < 2**63 - repeats:
+        raise UserError(f"--seed must be a number of 64 bits, not {seed}.")
     loaded = FewShotModel.from_pretrained(model)
     loaded.set_head_options({"predictive": predictive, "n_samples": samples})
     loaded.to(torch_device(device))
-    recipe = loaded.info.get("recipe", {})
+    recipe = _recipe_of(loaded, model)
     dataset = dataset or recipe.get("dataset")
     if dataset is None:
         raise UserError(f"{model} does not say what it was trained on; name a data set with --dataset.")
@@ -228,6 +233,17 @@ def evaluate(
         typer.echo(json.dumps(numbers, indent=2))
     else:
         Console().print(evaluation_table(numbers))
+
+
+def _recipe_of(model: "FewShotModel", name: Path) -> dict[str, Any]:
+    """Return the settings that a model says it was trained with, if any; files may say anything."""
+    recipe = model.info.get("recipe", {}) if isinstance(model.info, dict) else None
+    kinds = {"dataset": str, "stored_side": int, "validation_shots": int, "shots": int}
+    if not isinstance(recipe, dict) or any(
+        not isinstance(recipe.get(key, kind()), kind) for key, kind in kinds.items()
+    ):
+        raise UserError(f"{name} has a recipe that is none in its config.json; train the model anew.")
+    return recipe
 
 
 @app.command("models")

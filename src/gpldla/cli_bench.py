@@ -46,10 +46,10 @@ def bench_episode(
 
     from gpldla.bench.episode import bench_episode, episode_table, estimator_line
     from gpldla.devices import torch_device
-    from gpldla.files import check_writable, write_json
+    from gpldla.files import check_output, write_json
 
     if output is not None:
-        check_writable(output.parent)
+        check_output(output)
     results = bench_episode(torch.device(torch_device(device)), rounds=rounds, reporter=Reporter(messages))
     if output is not None:
         write_json(output, results)
@@ -73,7 +73,7 @@ def bench_heads(
 
     from gpldla.bench.heads import BATCHES, bench_heads, heads_tables
     from gpldla.devices import torch_device
-    from gpldla.files import check_writable, write_json
+    from gpldla.files import check_output, write_json
 
     try:
         sizes = tuple(int(size) for size in batches.split(",")) if batches else BATCHES
@@ -82,7 +82,7 @@ def bench_heads(
     if min(sizes) < 1:
         raise UserError("--batches must be at least 1.")
     if output is not None:
-        check_writable(output.parent)
+        check_output(output)
     results = bench_heads(
         torch.device(torch_device(device)), batches=sizes, rounds=rounds, reporter=Reporter(messages)
     )
@@ -103,10 +103,10 @@ def bench_training(device: Device = "auto", rounds: Rounds = 5, output: JsonFile
 
     from gpldla.bench.training import bench_training, training_table
     from gpldla.devices import torch_device
-    from gpldla.files import check_writable, write_json
+    from gpldla.files import check_output, write_json
 
     if output is not None:
-        check_writable(output.parent)
+        check_output(output)
     results = bench_training(torch.device(torch_device(device)), rounds=rounds, reporter=Reporter(messages))
     if output is not None:
         write_json(output, results)

@@ -53,13 +53,13 @@ def fit(
 
     Texts: gpldla fit texts.csv --text question --label topic -o topics.safetensors
     """
-    from gpldla.files import check_writable
+    from gpldla.files import check_output
     from gpldla.own_data import read_class_folders, read_table, summarise
     from gpldla.report import fit_tables
 
     if output.is_dir():
         raise UserError(f"{output} is a folder; name a file, such as {output / 'classifier.safetensors'}.")
-    check_writable(output.parent)
+    check_output(output, source)
     if (text is None) != (label is None):
         raise UserError("Texts need both --text COLUMN and --label COLUMN.")
     items: list[Any]
@@ -69,6 +69,7 @@ def fit(
         raise UserError(f"{source} is a file; name its columns with --text and --label, or give a folder.")
     else:
         items, labels = read_class_folders(source)
+        _say_passed_over(source)
     loaded = _load_model(model or (PICTURES if text is None else TEXTS), device)
     _check_reads(loaded, "pictures" if text is None else "texts")
     if skip_bad and text is None:
@@ -81,7 +82,7 @@ def fit(
     summary = summarise(classifier, items)
     classifier.save(output, support=support)
     if as_json:
-        typer.echo(json.dumps({"file": str(output), **summary.as_json()}, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps({"file": str(output), **summary.as_json()}, indent=2))
         return
     console = _console()
     for table in fit_tables(summary):
@@ -187,7 +188,7 @@ def predict(
     names, classes = names_in_answers(loaded.classes), loaded.classes.tolist()
     answers = answer(loaded.probabilities(features), novel, found, classes, max_error)
     if as_json:
-        typer.echo(json.dumps([one.as_json() for one in answers], indent=2, ensure_ascii=False))
+        typer.echo(json.dumps([one.as_json() for one in answers], indent=2))
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["item", "answer", "probability", "none_of_these", *names])
@@ -250,8 +251,10 @@ def export(
     Example: gpldla export birds.safetensors -o birds.onnx
     """
     from gpldla.export import export_adaptable, export_classifier, export_feature_classifier
+    from gpldla.files import check_output
     from gpldla.model import FewShotClassifier
 
+    check_output(output, classifier)
     loaded = FewShotClassifier.load(classifier)
     model, classes = loaded.model, loaded.classes.tolist()
     if adaptable:
@@ -342,6 +345,13 @@ def _readable(pictures: list[Any], model: "FewShotModel") -> list[int]:
     return good
 
 
+def _say_passed_over(folder: Path) -> None:
+    from gpldla.own_data import passed_over
+
+    if sentence := passed_over(folder):
+        say(messages, sentence)
+
+
 def _items(given: list[str], classifier: "FewShotClassifier", column: str | None) -> list[Any]:
     """Return the pictures or texts that arguments of the command line stand for."""
     from gpldla.own_data import pictures_below, read_lines, read_table
@@ -351,13 +361,14 @@ def _items(given: list[str], classifier: "FewShotClassifier", column: str | None
     for argument in given:
         path = Path(argument)
         suffix = path.suffix.lower()
-        if reads_texts and suffix == ".csv":
+        names_a_file = len(argument.split()) == 1 or _exists(path)
+        if reads_texts and suffix == ".csv" and names_a_file:
             if column is None:
                 raise UserError(f"{path} is a table; name the column of the texts with --text.")
             items += read_table(path, [column])[0]
-        elif reads_texts and suffix == ".txt" and (len(argument.split()) == 1 or _exists(path)):
+        elif reads_texts and suffix == ".txt" and names_a_file:
             items += read_lines(path)
-        elif reads_texts and suffix and _exists(path):
+        elif reads_texts and _exists(path):
             raise UserError(f"{path} is neither a .txt nor a .csv file; give texts or files of them.")
         elif reads_texts:
             items.append(argument)
@@ -366,6 +377,7 @@ def _items(given: list[str], classifier: "FewShotClassifier", column: str | None
             if not found:
                 raise UserError(f"The folder {path} holds no pictures.")
             items += found
+            _say_passed_over(path)
         elif suffix == ".parquet" and path.is_file():
             raise UserError(f"{path} is a Parquet file; its answers need a folder: --output FOLDER.")
         elif path.is_file():

@@ -182,7 +182,9 @@ class ProtocolEvaluator:
         everything = Predictions(torch.cat([p.log_prob for p in by_seed]), by_seed[0].labels)
 
         temperature = self.model.temperature
-        if "validation" in self.protocol.parts and len(self.protocol.part("validation").classes) >= task.ways:
+        parts = self.protocol.parts
+        validates = "validation" in parts and len(self.protocol.part("validation").classes) >= task.ways
+        if validates:
             on_validation = self.part("validation").predict(
                 task, episodes=episodes, seed=seed, split="validation-temperature"
             )
@@ -203,6 +205,7 @@ class ProtocolEvaluator:
             "seeds": seeds,
             "temperature_model": self.model.temperature,
             "temperature_val": temperature,
+            "temperature_val_is_fitted": validates,
             "temperature_paper": paper_temperature,
         }
         for suffix, t in (

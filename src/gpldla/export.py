@@ -370,9 +370,7 @@ def _describe(model: "onnx.ModelProto", axes: Axes, facts: Mapping[str, Any]) ->
     del graph.value_info[:]  # runtimes infer it
     graph.name, model.producer_name, model.producer_version = "gpldla", "gpldla", gpldla.__version__
     model.ir_version = IR_VERSION
-    helper.set_model_props(
-        model, {name: json.dumps(fact, ensure_ascii=False) for name, fact in facts.items()}
-    )
+    helper.set_model_props(model, {name: json.dumps(fact) for name, fact in facts.items()})
 
 
 def _check_answers(content: bytes, module: _Exportable, inputs: dict[str, Tensor], *, half: bool) -> None:

@@ -26,8 +26,28 @@ def check_writable(folder: Path) -> None:
         raise UserError(f"{folder} cannot be written to ({nearest} {reason}); choose another folder.")
 
 
+def check_output(file: Path, *inputs: Path) -> None:
+    """Refuse an output file that cannot be written, or that is one of the inputs."""
+    if file.is_dir():
+        raise UserError(f"{file} is a folder; name a file in it.")
+    if file.exists() and any(other.exists() and file.samefile(other) for other in inputs):
+        raise UserError(f"{file} is what is read; write to another file.")
+    _check_regular(file)
+    check_writable(file.parent)
+
+
+def _check_regular(file: Path) -> None:
+    if file.exists() and not file.is_file():
+        raise UserError(f"{file} is a device or a pipe, not a file; name a file.")
+
+
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` as a whole: readers see the old file or the new one."""
+    """Replace `path` by `content` as a whole: readers see the old file or the new one.
+
+    What a link points to is replaced, not the link, and an old file's permissions stay.
+    """
+    path = Path(os.path.realpath(path))
+    _check_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
@@ -35,16 +55,27 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
+        Path(temporary).chmod(path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
+def _umask() -> int:
+    """Return what permissions new files are not to have; there is no way to look without setting it."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
+
+
+def write_json(path: Path, value: Any, *, indent: int = 2) -> None:
     """Write `value` as readable JSON."""
-    write_atomically(path, (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
+    try:
+        content = json.dumps(value, ensure_ascii=False, indent=indent).encode()
+    except UnicodeEncodeError:  # names of files need not be Unicode
+        content = json.dumps(value, indent=indent).encode()
+    write_atomically(path, content + b"\n")
 
 
 def read_json(path: Path) -> Any:
@@ -53,7 +84,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise UserError(f"There is no file {path}.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable JSON ({error}).") from None
 
 

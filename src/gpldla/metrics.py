@@ -51,6 +51,13 @@ class MetricsRecorder:
 def _forget_after(path: Path, step_name: str, step: int) -> None:
     """Drop the lines of steps that will be done again."""
     if path.exists():
-        whole_lines = [line for line in path.read_text("utf-8").splitlines(True) if line.endswith("\n")]
-        kept = [line for line in whole_lines if json.loads(line).get(step_name, 0) <= step]
-        write_atomically(path, "".join(kept).encode())
+        kept = [line for line in path.read_bytes().splitlines(True) if _is_done(line, step_name, step)]
+        write_atomically(path, b"".join(kept))
+
+
+def _is_done(line: bytes, step_name: str, step: int) -> bool:
+    """Say whether a line is of a step up to this one; what a power cut left of a line is of none."""
+    try:
+        return line.endswith(b"\n") and json.loads(line).get(step_name, 0) <= step
+    except (ValueError, AttributeError, TypeError):
+        return False

@@ -1,8 +1,9 @@
 """Files of a user's own: class folders of pictures, tables of texts, and what a fit tells about them."""
 
 import csv
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from gpldla.pictures import picture_tensor
 
 CONFUSIONS_SHOWN, SUSPECTS_SHOWN = 5, 10
 SUSPICIOUS = 0.7  # the probability of another class from which on a label is doubted
+OTHER_PICTURES = frozenset(
+    {".heic", ".heif", ".jxl", ".svg", ".psd", ".eps", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".rw2"}
+)
 UNSURE = "unsure"  # what stands for a label in answers that are too doubtful
 
 
@@ -40,14 +44,37 @@ def read_class_folders(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def pictures_below(folder: Path) -> list[Path]:
-    """Return all pictures in a folder and the folders in it, in order."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if is_image(path.name)
-        and path.is_file()
-        and not any(_is_left_behind(part) for part in path.relative_to(folder).parts)
+    """Return all pictures in a folder and the folders in it, linked ones too, in order."""
+    return sorted(path for path in files_below(folder) if is_image(path.name))
+
+
+def passed_over(folder: Path) -> str:
+    """Name the files in a folder that look like pictures of kinds that are not read, in a sentence, or ""."""
+    others = sorted(path for path in files_below(folder) if path.suffix.lower() in OTHER_PICTURES)
+    if not others:
+        return ""
+    return (
+        f"Passed over {len(others)} files whose format is not read, such as {printable(others[0])};"
+        " convert them to JPEG or PNG."
     )
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield all files in a folder and the folders in it; one that cannot be looked into is an error."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename} cannot be read ({error.strerror}); check its permissions.")
+
+    entered = set()
+    for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        facts = Path(place).stat()
+        if (facts.st_dev, facts.st_ino) in entered:  # a link that leads back
+            folders.clear()
+            continue
+        entered.add((facts.st_dev, facts.st_ino))
+        folders[:] = [name for name in folders if not _is_left_behind(name)]
+        paths = (Path(place, name) for name in files if not _is_left_behind(name))
+        yield from (path for path in paths if path.is_file())
 
 
 def _is_left_behind(name: str) -> bool:
@@ -79,6 +106,8 @@ def read_table(file: Path, columns: Sequence[str]) -> list[list[str]]:
             for column in columns:
                 if column not in names:
                     raise UserError(f"{file} has no column {column!r}{did_you_mean(column, names)}")
+                if names.count(column) > 1:
+                    raise UserError(f"{file} has two columns {column!r}; rename one of them.")
             values: list[list[str]] = [[] for _ in columns]
             for row in reader:
                 if any(row.get(None) or ()):
@@ -106,7 +135,7 @@ def read_table(file: Path, columns: Sequence[str]) -> list[list[str]]:
 def read_lines(file: Path) -> list[str]:
     """Return the lines of a text file that hold something."""
     try:
-        lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+        lines = [line for line in file.read_text("utf-8-sig").split("\n") if line.strip()]
     except FileNotFoundError:
         raise UserError(f"There is no file {file}.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -206,7 +235,7 @@ def names_in_answers(classes: np.ndarray) -> list[str]:
     """Return classes as files have them; what could be mistaken there is refused."""
     names: dict[str, Any] = {}
     for label in classes.tolist():
-        name = str(label)
+        name = printable(label)
         if name in names:
             raise UserError(
                 f"The classes {names[name]!r} and {label!r} are written alike; give them other names."
@@ -231,7 +260,7 @@ def answer(
         none = None if none_of_these is None else float(none_of_these[place])
         right = float(proba[place, top]) * (1 - (none or 0.0))
         probabilities = {name: float(p) for name, p in zip(classes, proba[place])}
-        unsure = 1 - right > max_error
+        unsure = not 1 - right <= max_error  # also where it is no number
         answers.append(
             Answer(printable(item), classes[top], float(proba[place, top]), none, unsure, probabilities)
         )

@@ -38,10 +38,13 @@ def evaluation_table(numbers: dict[str, Any]) -> Table:
     )
     for column in ("temperature", "T", "accuracy %", "NLL", "ECE %", "ECE % (equal mass)"):
         table.add_column(column, justify="left" if column == "temperature" else "right")
+    validation = "from validation classes, for this task"
+    if not numbers["temperature_val_is_fitted"]:
+        validation = "that of the model: too few validation classes here"
     rows = (
         ("none", "", 1.0),
         ("stored in the model", "_model_temperature", numbers["temperature_model"]),
-        ("from validation classes, for this task", "_val_temperature", numbers["temperature_val"]),
+        (validation, "_val_temperature", numbers["temperature_val"]),
         ("from other test episodes (as in the paper)", "_paper_temperature", numbers["temperature_paper"]),
     )
     for label, suffix, temperature in rows:

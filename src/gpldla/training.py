@@ -79,7 +79,13 @@ def train(
             protocol = _load(recipe, places or Places(), fabric, console)
             run = _Run(recipe, folder, protocol, fabric, resumed=started is not None)
         if started is not None:
-            run.restore(started)
+            try:
+                run.restore(started)
+            except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise UserError(
+                    f"{folder / checkpoint.FILE} is not the whole state of this training ({error});"
+                    " delete it to begin anew, or choose another folder."
+                ) from None
             if talks and show_progress and not run.is_done:
                 say(console, f"Going on in {folder} after {run.stage.done} {run.stage.unit}.")
         elif fabric.world_size > 1:
@@ -371,7 +377,9 @@ class _Run:
         self.model.load_state_dict(state.tensors["model"])
         self.stage.restore_own(state.tensors.get("stage", {}))
         self.stage.restore_optimizer(state.tensors.get("optimizer", {}))
-        self.stage.done = numbers["done"]
+        self.stage.done = int(numbers["done"])
+        if not 0 <= self.stage.done <= self.stage.total:
+            raise ValueError(f"{self.stage.done} of {self.stage.total} steps done")
         if self.stage.average is not None and self.stage.done:
             averaged = state.tensors["averaged"]  # of which older versions had other names
             self.stage.average.restore(

@@ -9,6 +9,18 @@ from PIL import ExifTags, Image, ImageOps
 
 Mode = Literal["L", "RGB"]
 
+# What pictures may be encoded as. Pillow knows more, some of it programs: it would hand EPS to Ghostscript.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
+
+
+def open_picture(file: str | Path | BytesIO) -> Image.Image:
+    """Open an image file; raises whatever the decoder raises."""
+    Image.init()
+    opened = Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+    if opened.mode == "I" and opened.format == "TIFF":  # elsewhere such numbers are of 16 bits
+        raise ValueError("its pixels are 32-bit numbers of no known range")
+    return opened
+
 
 def mode_of(channels: int) -> Mode:
     """Return Pillow's word for grey or colour."""
@@ -17,7 +29,7 @@ def mode_of(channels: int) -> Mode:
 
 def read_picture(file: str | Path, mode: Mode) -> Image.Image:
     """Decode an image file, turned as its EXIF note says; raises whatever the decoder raises."""
-    with Image.open(file) as opened:
+    with open_picture(file) as opened:
         return in_mode(ImageOps.exif_transpose(opened), mode)
 
 
@@ -37,7 +49,7 @@ def in_mode(picture: Image.Image, mode: Mode) -> Image.Image:
 def square_pixels(content: bytes, channels: int, side: int) -> tuple[np.ndarray, tuple[int, int]]:
     """Decode and resize to a square: uint8 [channels, side, side] and the picture's own (height, width)."""
     mode = mode_of(channels)
-    with Image.open(BytesIO(content)) as opened:
+    with open_picture(BytesIO(content)) as opened:
         lying = opened.getexif().get(ExifTags.Base.Orientation, 1) >= 5  # turned by a quarter
         shape = opened.size if lying else opened.size[::-1]
         # A JPEG may come at a half, quarter or eighth; down to twice the side that costs no sharpness.
@@ -50,5 +62,5 @@ def square_pixels(content: bytes, channels: int, side: int) -> tuple[np.ndarray,
 
 def picture_side(content: bytes) -> int:
     """Return the longer side of a picture without decoding it."""
-    with Image.open(BytesIO(content)) as opened:
+    with open_picture(BytesIO(content)) as opened:
         return max(opened.size)

@@ -175,7 +175,7 @@ def _facts(folder: Path) -> Iterator[tuple[str, int, str]]:
             continue
         if entry.is_dir():
             yield from _folder_facts(entry, entry.name, (folder.resolve(),))
-        else:
+        elif entry.is_file():  # not a pipe, nor a link to nowhere
             yield _file_facts(Path(entry.path))
 
 
@@ -202,7 +202,7 @@ def _folder_facts(
                 continue
             if entry.is_dir():
                 yield from _folder_facts(entry, f"{name}/{entry.name}", above)
-            elif entry.name.lower().endswith((".zip", ".csv")):
+            elif entry.name.lower().endswith((".zip", ".csv")) and entry.is_file():
                 yield _file_facts(Path(entry.path))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gpldla.errors import UserError
-from gpldla.files import write_atomically
+from gpldla.files import write_json
 
 FORMAT = 2
 IMAGES, MANIFEST = "images.u8", "manifest.json"
@@ -133,9 +133,7 @@ class StoreWriter:
                 {"name": class_name, "images": int(count)} for class_name, count in zip(class_names, counts)
             ],
         }
-        write_atomically(
-            self._folder / MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=1).encode("utf-8")
-        )
+        write_json(self._folder / MANIFEST, manifest, indent=1)
 
     def close(self) -> None:
         """Close the file of images."""

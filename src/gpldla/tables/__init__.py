@@ -70,4 +70,4 @@ def as_json(name: str | None = None, folder: Path | None = None) -> str:
     settings |= {stand_in_for(setting) for setting in settings}
     cells = [cell.numbers for cell in read_cells(results_folder(folder)) if cell.setting in settings]
     paper = {table.name: vars(table) for table in chosen}
-    return json.dumps({"paper": paper, "ours": cells}, indent=2, ensure_ascii=False)
+    return json.dumps({"paper": paper, "ours": cells}, indent=2)
