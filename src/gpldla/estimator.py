@@ -156,7 +156,7 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         ----------
         X : array-like of shape (n_samples, n_features)
         y : array-like of shape (n_samples,)
-            Labels of any type.
+            Labels: strings, numbers or booleans.
         sample_weight : array-like of shape (n_samples,), default=None
             How often each row counts: 2 is the same as the row twice, 0 as its absence.
 

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from gpldla import checkpoint
 from gpldla.backbones import backbone_preprocessing
-from gpldla.calibration import fit_temperature
+from gpldla.calibration import accuracy_percent, fit_temperature
 from gpldla.checkpoint import TrainingState
 from gpldla.data import Access, Places, Protocol, load_protocol
 from gpldla.data.part_images import PartImages
 from gpldla.errors import UserError
-from gpldla.evaluation import PartEvaluator, Predictions, Task, mean_feature, measure
+from gpldla.evaluation import PartEvaluator, Predictions, Task, mean_feature
 from gpldla.files import check_writable
 from gpldla.metrics import MetricsRecorder
 from gpldla.model import FewShotModel
@@ -271,7 +271,7 @@ class _Run:
         task = self._validation_task()
         self._fill_base_mean(current)
         predictions = self._predict(current, task, self.recipe.validation_episodes, "validation")
-        accuracy = measure(predictions)["accuracy"]
+        accuracy = accuracy_percent(predictions.log_prob, predictions.labels).mean().item()
         if accuracy > self.best_accuracy:
             self.best_accuracy = accuracy
             self.best_weights = {name: t.detach().clone() for name, t in current.state_dict().items()}

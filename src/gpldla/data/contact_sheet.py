@@ -80,7 +80,8 @@ def _spread(classes: Sequence[int], wanted: int) -> list[int]:
 
 
 def _label(class_name: str) -> str:
-    name = class_name.replace("_", " ")
+    # Names of folders may hold line breaks, and bytes that are no text.
+    name = " ".join(class_name.replace("_", " ").split()).encode("utf-8", "replace").decode()
     return name if len(name) <= LONGEST_LABEL else name[: LONGEST_LABEL - 1] + "…"
 
 
