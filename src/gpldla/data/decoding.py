@@ -18,6 +18,7 @@ def open_picture(file: str | Path | BytesIO) -> Image.Image:
     Image.init()
     opened = Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
     if opened.mode == "I" and opened.format == "TIFF":  # elsewhere such numbers are of 16 bits
+        opened.close()
         raise ValueError("its pixels are 32-bit numbers of no known range")
     return opened
 
