@@ -448,6 +448,15 @@ class TestFilesBelow:
         (album / "birds" / "all").symlink_to("..")
         assert pictures_below(album) == [album / "birds" / "1.png"]
 
+    def test_nor_those_that_lead_above(self, album):
+        (album / "birds" / "all").symlink_to("..")
+        assert pictures_below(album / "birds") == [album / "birds" / "1.png"]
+
+    def test_two_links_to_one_folder_are_two(self, album):
+        for name in ("more", "again"):
+            (album / name).symlink_to("../elsewhere")
+        assert len(pictures_below(album)) == 3
+
     def test_a_folder_that_cannot_be_read_is_named(self, album, monkeypatch):
         scandir = os.scandir
 

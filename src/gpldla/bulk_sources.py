@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gpldla.data.source_files import files_below
 from gpldla.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -309,8 +310,6 @@ def _kind_of_argument(argument: str) -> str:
 
 
 def _parquet_below(folder: Path) -> Iterator[Path]:
-    from gpldla.own_data import files_below
-
     for path in files_below(folder):
         hidden = any(part.startswith("_") for part in path.relative_to(folder).parts)
         if path.suffix.lower() == ".parquet" and not hidden:

@@ -92,8 +92,8 @@ class FewShotModel(nn.Module):
         changed = {name: value for name, value in options.items() if value is not None}
         if changed:
             all_options = {**self.head_options, **changed}
-            before, head = self._fresh_parameters(self.head_options), self._make_head(all_options)
-            after = self._fresh_parameters(all_options)
+            head = self._fresh_head(all_options)
+            before, after = self._fresh_head(self.head_options).state_dict(), head.state_dict()
             if before.keys() != after.keys() or any(not torch.equal(before[k], after[k]) for k in before):
                 raise UserError(
                     f"{', '.join(changed)} of head {self.head_name!r} changes what it has learned;"
@@ -102,11 +102,11 @@ class FewShotModel(nn.Module):
             head.load_state_dict(self.head.state_dict())
             self.head_options, self.head = all_options, head.to(self.device).train(self.training)
 
-    def _fresh_parameters(self, options: dict[str, Any]) -> dict[str, Tensor]:
-        """Return what a head with these options has before it learns, the same in every call."""
+    def _fresh_head(self, options: dict[str, Any]) -> Head:
+        """Return a head that has not learned yet, the same in every call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return self._make_head(options).state_dict()
+            return self._make_head(options)
 
     def _make_head(self, options: dict[str, Any]) -> Head:
         backbone = self.backbone
@@ -280,7 +280,7 @@ class FewShotClassifier:
         self.support: Tensor | None = support
         self.numbers = torch.tensor([number_of[label] for label in listed], device=support.device)
         with torch.no_grad(), evaluation_mode(model):
-            self.posterior = settled(model.posterior(support, self.numbers, len(classes)))
+            self.posterior = _settled(model.posterior(support, self.numbers, len(classes)))
         self.known_novelty: Novelty | None = None
 
     @classmethod
@@ -295,7 +295,7 @@ class FewShotClassifier:
     ) -> "FewShotClassifier":
         """Put a classifier together from the parts that it was saved in."""
         classifier = cls.__new__(cls)
-        classifier.model, classifier.classes, classifier.posterior = model, classes, settled(posterior)
+        classifier.model, classifier.classes, classifier.posterior = model, classes, _settled(posterior)
         classifier.support = support
         classifier.numbers = torch.empty(0, dtype=torch.int64) if numbers is None else numbers
         classifier.known_novelty = novelty
@@ -413,7 +413,7 @@ class FewShotClassifier:
         return self.posterior
 
 
-def settled(posterior: Posterior) -> Posterior:
+def _settled(posterior: Posterior) -> Posterior:
     """Fix the draws of a Monte Carlo predictive: a classifier's answers must survive its file."""
     linear = posterior.diagonal if isinstance(posterior, TaskPosterior) else posterior
     if isinstance(linear, LinearGPPosterior):

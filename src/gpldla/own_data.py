@@ -1,9 +1,8 @@
 """Files of a user's own: class folders of pictures, tables of texts, and what a fit tells about them."""
 
 import csv
-import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpldla.backbones import Preprocessing
-from gpldla.data.source_files import is_image
+from gpldla.data.source_files import files_below, is_hidden, is_image
 from gpldla.errors import UserError, did_you_mean
 from gpldla.model import FewShotClassifier
 from gpldla.pictures import picture_tensor
@@ -30,7 +29,7 @@ def read_class_folders(folder: Path) -> tuple[list[Path], list[str]]:
         raise UserError(f"There is no folder {folder}; name one that holds a folder of pictures a class.")
     pictures: list[Path] = []
     labels: list[str] = []
-    names = sorted(path for path in folder.iterdir() if path.is_dir() and not _is_left_behind(path.name))
+    names = sorted(path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
     if len(names) < 2:
         count = "no folders" if not names else f"only one folder, {names[0].name}"
         raise UserError(f"{folder} holds {count}; give one folder of pictures a class, of at least two.")
@@ -57,29 +56,6 @@ def passed_over(folder: Path) -> str:
         f"Passed over {len(others)} files whose format is not read, such as {printable(others[0])};"
         " convert them to JPEG or PNG."
     )
-
-
-def files_below(folder: Path) -> Iterator[Path]:
-    """Yield all files in a folder and the folders in it; one that cannot be looked into is an error."""
-
-    def refuse(error: OSError) -> None:
-        raise UserError(f"{error.filename} cannot be read ({error.strerror}); check its permissions.")
-
-    entered = set()
-    for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
-        facts = Path(place).stat()
-        if (facts.st_dev, facts.st_ino) in entered:  # a link that leads back
-            folders.clear()
-            continue
-        entered.add((facts.st_dev, facts.st_ino))
-        folders[:] = [name for name in folders if not _is_left_behind(name)]
-        paths = (Path(place, name) for name in files if not _is_left_behind(name))
-        yield from (path for path in paths if path.is_file())
-
-
-def _is_left_behind(name: str) -> bool:
-    """Say whether a name is one that systems leave behind: .DS_Store, __MACOSX ..."""
-    return name.startswith(".") or name == "__MACOSX"
 
 
 def readable_pictures(pictures: Sequence[Path], preprocessing: Preprocessing) -> tuple[list[int], list[str]]:

@@ -119,7 +119,7 @@ def read_tree(folder: Path) -> Tree:
         for member in members:
             name = member.filename.replace("\\", "/")  # as old Windows tools write it
             inside = posixpath.normpath(posixpath.join(prefix, name))
-            if _is_hidden(inside):
+            if is_hidden(inside):
                 continue
             if name.endswith("/"):
                 folders.add(inside)
@@ -130,6 +130,11 @@ def read_tree(folder: Path) -> Tree:
     return Tree(folder, dict(sorted(files.items())), frozenset(folders), tuple(bad))
 
 
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield all files in a folder and in those below, linked ones too, but for hidden files."""
+    return (path for _, path, is_folder in _walk(folder, "") if not is_folder and path.is_file())
+
+
 def _walk(folder: Path, prefix: str, above: tuple[Path, ...] = ()) -> Iterator[tuple[str, Path, bool]]:
     """Yield (relative path, path, whether a folder) of everything below, but for hidden files."""
     try:
@@ -138,7 +143,7 @@ def _walk(folder: Path, prefix: str, above: tuple[Path, ...] = ()) -> Iterator[t
         raise UserError(f"{folder} cannot be read ({error.strerror}); check its permissions.") from None
     above = (*above, folder.resolve())
     for entry in entries:
-        if _is_hidden(entry.name) or _leads_back(entry, above):
+        if is_hidden(entry.name) or _leads_back(entry, above):
             continue
         relative = prefix + entry.name
         yield relative, Path(entry.path), entry.is_dir()
@@ -147,11 +152,14 @@ def _walk(folder: Path, prefix: str, above: tuple[Path, ...] = ()) -> Iterator[t
 
 
 def _leads_back(entry: os.DirEntry[str], above: tuple[Path, ...]) -> bool:
-    """Say whether an entry is a link to one of the folders that it lies in."""
-    return entry.is_symlink() and entry.is_dir() and Path(entry.path).resolve() in above
+    """Say whether an entry is a link to one of the folders that it lies in, however far above."""
+    if not (entry.is_symlink() and entry.is_dir()):
+        return False
+    target = Path(entry.path).resolve()
+    return any(folder.is_relative_to(target) for folder in above)
 
 
-def _is_hidden(path: str) -> bool:
+def is_hidden(path: str) -> bool:
     """Say whether a file is one that systems leave behind: .DS_Store, __MACOSX/._x ..."""
     return any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
 
@@ -171,7 +179,7 @@ def stamp(folder: Path) -> str:
 
 def _facts(folder: Path) -> Iterator[tuple[str, int, str]]:
     for entry in os.scandir(folder):
-        if _is_hidden(entry.name):
+        if is_hidden(entry.name):
             continue
         if entry.is_dir():
             yield from _folder_facts(entry, entry.name, (folder.resolve(),))
@@ -198,7 +206,7 @@ def _folder_facts(
         # A folder of images tells by its time of change when some came or went: no need to look at each.
         rest = entries if any(entry.is_dir() for entry in beginning) else ()
         for entry in chain(beginning, rest):
-            if _is_hidden(entry.name):
+            if is_hidden(entry.name):
                 continue
             if entry.is_dir():
                 yield from _folder_facts(entry, f"{name}/{entry.name}", above)
