@@ -250,6 +250,10 @@ class TestFitRefuses:
 
         return write
 
+    def test_a_class_that_is_called_as_doubtful_answers_are(self, fails, photos):
+        (photos / sorted(path.name for path in photos.iterdir())[0]).rename(photos / "unsure")
+        assert "A class is called 'unsure'" in fails(photos)
+
     def test_an_empty_class_folder(self, fails, photos):
         (photos / "ant").mkdir()
         assert fails(photos) == f"The class folder {photos / 'ant'} holds no pictures; add some or remove it."
@@ -609,6 +613,12 @@ class TestPredictRefuses:
         assert "did you mean 'text'?" in refused("predict", topics, table, "--text", "txt")
         missing = tmp_path / "none.csv"
         assert f"There is no file {missing}" in refused("predict", topics, missing, "--text", "text")
+
+    def test_an_empty_text(self, refused, topics):
+        assert "A text is empty; leave it out." in refused("predict", topics, "a parcel", " ")
+
+    def test_a_column_of_texts_for_a_classifier_of_pictures(self, refused, birds, new_pictures):
+        assert "leave out --text" in refused("predict", birds, new_pictures[0], "--text", "text")
 
     def test_lines_that_are_not_in_utf_8(self, refused, topics, tmp_path):
         (tmp_path / "lines.txt").write_bytes("café\n".encode("latin-1"))

@@ -285,6 +285,14 @@ def test_a_task_that_the_data_cannot_give_is_refused(evaluator, task, message):
         evaluator.evaluate(task, episodes=5, repeats=1)
 
 
+def test_validation_classes_of_too_few_images_use_the_stored_temperature(model):
+    protocol = noisy_protocol()
+    small = whole(tiny_set((3, 4, 3, 4)))
+    evaluator = ProtocolEvaluator(model, Protocol("noisy", {**protocol.parts, "validation": small}))
+    numbers = evaluator.evaluate(TASK, episodes=4, repeats=1).numbers
+    assert (numbers["temperature_val"], numbers["temperature_val_is_fitted"]) == (1.7, False)
+
+
 def test_more_ways_than_validation_classes_use_the_stored_temperature(model):
     protocol = noisy_protocol()
     few = Part(protocol.part("validation").image_set, (0, 1))

@@ -30,7 +30,7 @@ from gpldla.data import Part, Protocol
 from gpldla.errors import RunError
 from gpldla.metrics import METRICS
 from gpldla.model import FewShotModel
-from gpldla.ranks import Ranks
+from gpldla.ranks import TELLS_MACHINES_OF_EACH_OTHER, Ranks
 from gpldla.running_statistics import count_batches, episode_of_an_update, running_statistics
 from gpldla.stages import BaseStage, EpisodeStage, Material
 from gpldla.weight_average import WeightAverage
@@ -746,6 +746,13 @@ def test_wrong_input_is_a_sentence_before_anything_is_started(
 ):
     assert words in refused("train", *arguments, "-o", tmp_path / "run", "--device", "cpu")
     assert not (tmp_path / "run").exists()
+
+
+def test_machines_that_nothing_tells_of_each_other(tmp_path, refused, nothing_started, monkeypatch):
+    for name in TELLS_MACHINES_OF_EACH_OTHER:
+        monkeypatch.delenv(name, raising=False)
+    sentence = refused("train", "glyphs", "-o", tmp_path / "run", "--device", "cpu", "--nodes", 2)
+    assert "--nodes 2 needs srun or torchrun to start it on every machine" in sentence
 
 
 def test_more_devices_than_there_are(tmp_path, refused, nothing_started, monkeypatch):

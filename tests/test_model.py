@@ -467,6 +467,27 @@ class TestPredicting:
         with pytest.raises(UserError, match="Give a list of pictures, not a single one"):
             model.adapt(pictures(), LABELS).predict(image)
 
+    @pytest.mark.parametrize(
+        "labels", [[2**62 + 1, 2**63 + 5], [2**53, 2**53 + 1, 2**63], ["a", "a\0"], [1, 10**30]]
+    )
+    def test_labels_that_numpy_would_change_come_back_as_they_are(self, model, labels, tmp_path):
+        classifier = model.adapt(list(tiny_set().images[: len(labels), 0]), labels)
+        classifier.save(tmp_path / "one.safetensors")
+        for one in (classifier, FewShotClassifier.load(tmp_path / "one.safetensors")):
+            assert one.classes.tolist() == labels
+            assert set(one.predict(list(tiny_set().images[:5, 0])).tolist()) <= set(labels)
+
+    def test_a_model_in_training_mode_answers_as_in_evaluation_and_learns_nothing(self):
+        model = FewShotModel("conv4snp", "relationnet").train()
+        pictures = list(tiny_set().images[:, 0])
+        classifier = model.adapt(pictures[:4], [0, 1, 0, 1])
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        together = classifier.predict_proba(pictures[4:9])
+        one_by_one = np.concatenate([classifier.predict_proba(pictures[i : i + 1]) for i in range(4, 9)])
+        np.testing.assert_allclose(one_by_one, together, atol=1e-5)
+        assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+        assert model.training
+
 
 class TestAdding:
     def test_equals_adapting_to_all(self, model):

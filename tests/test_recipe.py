@@ -113,6 +113,17 @@ class TestHeadOptions:
         assert recipe.head_options == {"n_samples": 3, "beta": 2.0, "predictive": "probit"}
         assert create_head(recipe.head, **recipe.head_options).n_samples == 3
 
+    @pytest.mark.parametrize("beta", [2.0, 2, "auto"])
+    def test_a_number_may_stand_where_auto_is_the_default(self, beta):
+        recipe = make_recipe({"head": "gpldla-auto", "head_beta": beta})
+        assert recipe.head_options == {"beta": beta}
+        create_head(recipe.head, 8, **recipe.head_options)
+
+    @pytest.mark.parametrize("option", [{"beta": "much"}, {"normalize": "no"}])
+    def test_what_a_head_cannot_be_given_is_a_sentence(self, option):
+        with pytest.raises(UserError, match=next(iter(option))):
+            create_head("gpldla-auto", 8, **option)
+
     def test_the_learning_rate_of_the_head_is_no_option_of_it(self):
         recipe = make_recipe({"head_learning_rate": 0.1})
         assert recipe.head_learning_rate == 0.1

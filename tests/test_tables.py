@@ -200,6 +200,22 @@ class TestWaysOfTraining:
         write_cell(tmp_path, "c", **SHORT, method="protonet")
         assert [cell.file.stem for cell in read_cells(tmp_path)] == ["b", "c"]
 
+    @pytest.mark.parametrize(
+        ("wrong", "sentence"),
+        [
+            ({"accuracy": "70"}, "accuracy must be a number, not '70'"),
+            ({"accuracy": None}, "accuracy must be a number, not None"),
+            ({"accuracy": float("nan")}, "accuracy must be a number, not nan"),
+            ({"interval": "x"}, "interval must be a number, not 'x'"),
+            ({"dataset": ["x"]}, "dataset must be a word"),
+            ({"shots": "1"}, "shots must be a whole number, not '1'"),
+        ],
+    )
+    def test_what_is_no_number_is_named(self, tmp_path, wrong, sentence):
+        write_cell(tmp_path, "a", **{**FULL, **wrong})
+        with pytest.raises(UserError, match=rf"a\.json: {sentence}"):
+            read_cells(tmp_path)
+
     def test_two_of_a_kind_are_refused(self, tmp_path):
         write_cell(tmp_path, "a", **FULL)
         write_cell(tmp_path, "b", **FULL)

@@ -12,10 +12,11 @@ from safetensors import safe_open
 
 from gpldla import checkpoint, training
 from gpldla.errors import UserError
+from gpldla.files import held_alone
 from gpldla.heads import Head, Posterior, register_head
 from gpldla.heads import base as heads_base
 from gpldla.metrics import METRICS
-from gpldla.model import FewShotModel
+from gpldla.model import FewShotClassifier, FewShotModel
 from gpldla.training import train
 
 from .helpers import tiny_protocol, tiny_recipe, tiny_set
@@ -198,6 +199,74 @@ def test_float64_serves_heads_of_every_kind(tmp_path, head, backbone):
     result = run(tiny_recipe(head=head, backbone=backbone, precision="64-true", episodes=4), tmp_path)
     assert result.finished
     assert {p.dtype for p in result.model.parameters()} == {torch.float64}
+    loaded = FewShotModel.from_pretrained(tmp_path)
+    for name, tensor in result.model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    classifier = loaded.adapt(list(tiny_set().images[:4, 0]), [0, 1, 0, 1])
+    classifier.save(tmp_path / "classifier.safetensors")
+    again = FewShotClassifier.load(tmp_path / "classifier.safetensors")
+    pictures = list(tiny_set().images[4:9, 0])
+    assert (again.predict_proba(pictures) == classifier.predict_proba(pictures)).all()
+
+
+def test_what_a_kill_left_of_a_state_goes(tmp_path):
+    (tmp_path / f".{checkpoint.FILE}-0123abcd").write_bytes(b"half of one")
+    (tmp_path / ".mine").write_text("not ours")
+    run(tiny_recipe(), tmp_path)
+    assert [path.name for path in tmp_path.glob(".*")] == [".mine"]
+
+
+def test_how_often_is_reported_changes_no_weight(tmp_path):
+    seldom, often = (
+        run(
+            tiny_recipe(head="relationnet", backbone="conv4snp", log_every=every, validate_every=0),
+            tmp_path / f"{every}",
+        )
+        for every in (12, 1)
+    )
+    for name, tensor in seldom.model.state_dict().items():
+        assert torch.equal(often.model.state_dict()[name], tensor), name
+
+
+class TestWhatValidationCannotDo:
+    @pytest.fixture
+    def nothing_trained(self, monkeypatch):
+        monkeypatch.setattr(training.EpisodeStage, "update", None)
+
+    @pytest.mark.parametrize(
+        ("settings", "sentence"),
+        [
+            ({"validation_ways": 5}, "ask for fewer ways of validation: validation_ways"),
+            ({"validation_queries": 9}, "ask for fewer or add images of validation: .* validation_queries"),
+            ({"head_priors": [0.2, 0.8]}, "priors"),
+            ({"head": "maml", "head_ways": 2}, "ways"),
+        ],
+    )
+    def test_is_said_before_the_training(self, tmp_path, nothing_trained, settings, sentence):
+        with pytest.raises(UserError, match=sentence):
+            run(tiny_recipe(**settings), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    def test_predictions_that_are_no_numbers_are_no_accuracy(self, tmp_path, monkeypatch):
+        plain = training.PartEvaluator.predict
+
+        def spoilt(self, *args, **options):
+            predictions = plain(self, *args, **options)
+            predictions.log_prob[0, 0] = torch.nan
+            return predictions
+
+        monkeypatch.setattr(training.PartEvaluator, "predict", spoilt)
+        with pytest.raises(UserError, match="validation classes are no numbers after 4 episodes; use other"):
+            run(tiny_recipe(), tmp_path)
+
+
+def test_a_second_training_in_a_folder_is_refused_while_the_first_goes_on(tmp_path):
+    with (
+        held_alone(tmp_path / "run", "training"),
+        pytest.raises(UserError, match=r"Another training is going on in .*run; choose another folder"),
+    ):
+        run(tiny_recipe(), tmp_path / "run")
+    assert run(tiny_recipe(), tmp_path / "run").finished
 
 
 class StopAfter:

@@ -94,7 +94,7 @@ def _restore(tensors: "Mapping[str, Tensor]", info: dict[str, Any], file: Path) 
     own = {name.removeprefix(MODEL): tensor for name, tensor in tensors.items() if name.startswith(MODEL)}
     if model.backbone.pretrained:
         own |= {name: tensor for name, tensor in model.state_dict().items() if name.startswith("backbone.")}
-    model.load_state_dict(own)
+    model.load_weights(own)
     if model.backbone.fingerprint() != info["backbone_fingerprint"]:
         raise UserError(
             f"{file} was made with another version of {model.backbone_name} than is installed, which would"

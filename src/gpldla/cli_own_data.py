@@ -54,7 +54,7 @@ def fit(
     Texts: gpldla fit texts.csv --text question --label topic -o topics.safetensors
     """
     from gpldla.files import check_output
-    from gpldla.own_data import read_class_folders, read_table, summarise
+    from gpldla.own_data import names_in_answers, read_class_folders, read_table, summarise
     from gpldla.report import fit_tables
 
     if output.is_dir():
@@ -79,6 +79,7 @@ def fit(
             raise UserError(f"No picture of the class {min(emptied)} can be read; add some or remove it.")
         items, labels = [items[i] for i in kept], [labels[i] for i in kept]
     classifier = loaded.adapt(items, labels, cache=_cache(loaded, cache), reporter=Reporter(messages))
+    names_in_answers(classifier.classes)  # said now, not by `predict`
     summary = summarise(classifier, items)
     classifier.save(output, support=support)
     if as_json:
@@ -358,7 +359,11 @@ def _items(given: list[str], classifier: "FewShotClassifier", column: str | None
 
     items: list[Any] = []
     reads_texts = classifier.model.backbone.reads == "texts"
+    if column is not None and not reads_texts:
+        raise UserError("The classifier is one of pictures; leave out --text.")
     for argument in given:
+        if reads_texts and not argument.strip():
+            raise UserError("A text is empty; leave it out.")
         path = Path(argument)
         suffix = path.suffix.lower()
         names_a_file = len(argument.split()) == 1 or _exists(path)

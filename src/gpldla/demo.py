@@ -1,6 +1,5 @@
 """The main job on embedded data: meta-train, test on unseen classes and another domain, write a report."""
 
-import json
 import shlex
 import time
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from gpldla.data import Access, Places, Protocol, load_protocol
 from gpldla.data.sets.glyphs import SCRIPTS_OF_PART
 from gpldla.evaluation import Evaluation, ProtocolEvaluator, Task, measure
 from gpldla.files import write_json
-from gpldla.metrics import METRICS
+from gpldla.metrics import read_metrics
 from gpldla.model import FewShotModel
 from gpldla.progress import Reporter, say
 from gpldla.recipe import Recipe, read_recipe
@@ -92,7 +91,7 @@ def run_demo(
     rows = _rows(evaluations, recipe, protocols)
     console.print(_results_table(rows))
 
-    metrics = [json.loads(line) for line in (model_folder / METRICS).read_text("utf-8").splitlines()]
+    metrics = read_metrics(model_folder)
     report, results = folder / "report.html", folder / "results.json"
     options = ["--fast"] * fast + (["--seed", str(seed)] if seed else [])
     command = shlex.join(["gpldla", "demo", *options, "-o", str(folder)])

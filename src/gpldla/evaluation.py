@@ -20,6 +20,7 @@ from gpldla.data.part_images import PartImages
 from gpldla.data.transforms import evaluation_images
 from gpldla.embedding import cpu_batch
 from gpldla.episodes import EpisodeSampler
+from gpldla.errors import UserError
 from gpldla.model import FewShotModel
 
 # How much is computed at once: what suits a CPU's caches, or what fills a GPU.
@@ -168,12 +169,22 @@ class ProtocolEvaluator:
             self._parts[name] = PartEvaluator(self.model, self.protocol.part(name))
         return self._parts[name]
 
+    def _can_validate(self, task: Task) -> bool:
+        """Say whether there are validation classes, enough of them, and with images enough for this task."""
+        if "validation" not in self.protocol.parts:
+            return False
+        try:
+            task.sampler(self.protocol.part("validation"), seed=0, split="validation-temperature")
+        except UserError:
+            return False
+        return True
+
     def evaluate(self, task: Task, *, episodes: int = 600, repeats: int = 5, seed: int = 0) -> Evaluation:
         """Measure the model on the novel classes.
 
         Each quantity comes four times: as predicted; with the temperature stored in the model, which
         `predict_proba` applies; with it fitted on validation classes for this very task (the stored one
-        where the protocol has too few of them); and with it fitted on other episodes of the novel classes,
+        where they are too few for it); and with it fitted on other episodes of the novel classes,
         which is what the paper reports and no user can do.
         """
         novel = self.part("novel")
@@ -182,8 +193,7 @@ class ProtocolEvaluator:
         everything = Predictions(torch.cat([p.log_prob for p in by_seed]), by_seed[0].labels)
 
         temperature = self.model.temperature
-        parts = self.protocol.parts
-        validates = "validation" in parts and len(self.protocol.part("validation").classes) >= task.ways
+        validates = self._can_validate(task)
         if validates:
             on_validation = self.part("validation").predict(
                 task, episodes=episodes, seed=seed, split="validation-temperature"

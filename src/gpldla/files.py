@@ -3,7 +3,8 @@
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ from safetensors.torch import save as serialise_tensors
 from torch import Tensor
 
 from gpldla.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def check_writable(folder: Path) -> None:
@@ -61,6 +67,34 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_half_written(path: Path) -> None:
+    """Remove what a kill has left of `write_atomically`, where no other process is writing."""
+    for left in path.parent.glob(f".{path.name}-" + 8 * "[0-9a-f]"):
+        left.unlink(missing_ok=True)
+
+
+@contextmanager
+def held_alone(folder: Path, what: str) -> Iterator[None]:
+    """Hold a folder against a second process that would do the same; a kill lets go of it.
+
+    Where a system or file system knows no locks, nobody is kept out.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"Another {what} is going on in {folder}; choose another folder.") from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_json(path: Path, value: Any, *, indent: int = 2) -> None:

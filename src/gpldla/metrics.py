@@ -48,6 +48,12 @@ class MetricsRecorder:
                 file.close()
 
 
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """Return what was recorded, line by line, without what a power cut left of one."""
+    lines = (folder / METRICS).read_bytes().splitlines(True)
+    return [numbers for line in lines if (numbers := _numbers(line)) is not None]
+
+
 def _forget_after(path: Path, step_name: str, step: int) -> None:
     """Drop the lines of steps that will be done again."""
     if path.exists():
@@ -57,7 +63,13 @@ def _forget_after(path: Path, step_name: str, step: int) -> None:
 
 def _is_done(line: bytes, step_name: str, step: int) -> bool:
     """Say whether a line is of a step up to this one; what a power cut left of a line is of none."""
+    numbers = _numbers(line)
+    return numbers is not None and numbers.get(step_name, 0) <= step
+
+
+def _numbers(line: bytes) -> dict[str, float] | None:
     try:
-        return line.endswith(b"\n") and json.loads(line).get(step_name, 0) <= step
-    except (ValueError, AttributeError, TypeError):
-        return False
+        numbers = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return numbers if isinstance(numbers, dict) else None

@@ -1,7 +1,7 @@
 """FewShotModel: backbone, head and preprocessing as one thing to train, save, load and adapt."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,8 @@ class FewShotModel(nn.Module):
                     f"{', '.join(changed)} of head {self.head_name!r} changes what it has learned;"
                     " train a model with it."
                 )
+            if self.dtype == torch.float64:
+                head.double()
             head.load_state_dict(self.head.state_dict())
             self.head_options, self.head = all_options, head.to(self.device).train(self.training)
 
@@ -224,12 +226,18 @@ class FewShotModel(nn.Module):
         model = cls.from_config(config, str(folder / CONFIG))
         weights, _ = read_tensors(folder / WEIGHTS)
         try:
-            model.load_state_dict(weights)
+            model.load_weights(weights)
         except RuntimeError:
             raise UserError(
                 f"{folder / WEIGHTS} does not fit {model.backbone_name} with {model.head_name}."
             ) from None
         return model.eval()
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Load what `save` has written; a model that was trained in float64 becomes one of float64."""
+        if any(t.dtype == torch.float64 for name, t in weights.items() if name.startswith("backbone.")):
+            self.double()
+        self.load_state_dict(weights)
 
     @classmethod
     def from_config(cls, config: Any, where: str) -> "FewShotModel":
@@ -309,7 +317,7 @@ class FewShotClassifier:
 
     def probabilities(self, represented: Tensor) -> np.ndarray:
         """Return p(class | item) of items as `FewShotModel.embed` represents them, [n, n_classes]."""
-        with torch.no_grad():
+        with torch.no_grad(), evaluation_mode(self.model):
             log_prob = self.posterior.log_prob(represented)
             return apply_temperature(log_prob, self.model.temperature).exp().cpu().numpy()
 
@@ -455,7 +463,9 @@ def label_array(labels: list[Any]) -> np.ndarray:
     """Return strings or numbers as an array of those, anything else as an array of objects."""
     kinds = {type(label) for label in labels}
     if len(kinds) == 1 and kinds <= {str, int, float, bool}:
-        return np.array(labels)
+        array = np.array(labels)
+        if array.tolist() == labels:  # not so with numbers beyond 64 bits, or a string that ends in \0
+            return array
     return np.fromiter(labels, dtype=object, count=len(labels))
 
 

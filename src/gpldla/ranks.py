@@ -26,6 +26,16 @@ from torch import Tensor, nn
 from gpldla.errors import RunError, UserError
 
 SECONDS_BETWEEN_LOOKS = 0.5  # at the processes that were started
+# One of them is set where machines know of each other.
+TELLS_MACHINES_OF_EACH_OTHER = (
+    "SLURM_NTASKS",
+    "MASTER_ADDR",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "LSB_JOBID",
+    "KUBERNETES_PORT",
+    "OMPI_COMM_WORLD_SIZE",
+)
 STARTED_BY = "GPLDLA_STARTED_BY"  # the first process of a node tells the others its id
 
 _over = threading.Event()  # nobody needs this process any more
@@ -82,6 +92,11 @@ def make_fabric(accelerator: str, devices: int, nodes: int, precision: str) -> F
 def _as_launched(devices: int, nodes: int) -> tuple[int, int]:
     """Return devices a node and nodes: as asked for, or as torchrun has started processes."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
+        if nodes > 1 and not any(name in os.environ for name in TELLS_MACHINES_OF_EACH_OTHER):
+            raise UserError(
+                f"--nodes {nodes} needs srun or torchrun to start it on every machine, or MASTER_ADDR and"
+                " NODE_RANK in the environment of each; see docs/training.md."
+            )
         return devices, nodes
     here, all_ = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
     if (devices, nodes) not in ((1, 1), (here, all_ // here)):

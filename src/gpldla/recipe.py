@@ -157,7 +157,9 @@ def make_recipe(settings: Mapping[str, Any]) -> Recipe:
         elif key in options:
             kind = type(options[key])
             name = key.removeprefix(HEAD_OPTION)
-            chosen_options[name] = _converted(key, value, kind) if kind in (bool, int, float, str) else value
+            # A number may stand for "auto" in some heads, which look for themselves.
+            is_checked = kind in (bool, int, float, str) and options[key] != "auto"
+            chosen_options[name] = _converted(key, value, kind) if is_checked else value
         else:
             where = f" with head {head!r}" if key.startswith(HEAD_OPTION) else ""
             raise UserError(

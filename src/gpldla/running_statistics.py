@@ -31,6 +31,19 @@ def episode_of_an_update(model: nn.Module, place: int, count: int) -> Iterator[N
             layer.momentum = momentum
 
 
+@contextmanager
+def statistics_stay(model: nn.Module) -> Iterator[None]:
+    """Let BatchNorm normalise as in training and remember nothing of it."""
+    layers = [layer for layer in _layers(model) if layer.track_running_stats]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
+
+
 def count_batches(model: nn.Module, count: int) -> None:
     """Let BatchNorm count batches that it has not seen itself: those of other processes, or of a kernel."""
     layers = [layer for layer in _layers(model) if layer.training]

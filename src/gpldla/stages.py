@@ -26,7 +26,12 @@ from gpldla.heads.base import unit_length
 from gpldla.model import FewShotModel
 from gpldla.ranks import Ranks
 from gpldla.recipe import Recipe
-from gpldla.running_statistics import count_batches, episode_of_an_update, running_statistics
+from gpldla.running_statistics import (
+    count_batches,
+    episode_of_an_update,
+    running_statistics,
+    statistics_stay,
+)
 from gpldla.weight_average import WeightAverage
 
 EPISODES_DRAWN_AT_ONCE = 256
@@ -364,8 +369,10 @@ class EpisodeStage(Stage):
         """Return the accuracy in percent on what the head has seen of an episode, [n + q, ...]."""
         represented = represented.to(self.material.model.dtype)  # Fabric answers in float32
         support, query = represented.split([len(self._labels), len(self._query_labels)])
-        posterior = self.material.model.posterior(support, self._labels, self.material.recipe.ways)
-        return 100 * (posterior.log_prob(query).argmax(-1) == self._query_labels).float().mean().item()
+        with statistics_stay(self.material.model):
+            posterior = self.material.model.posterior(support, self._labels, self.material.recipe.ways)
+            answers = posterior.log_prob(query).argmax(-1)
+        return 100 * (answers == self._query_labels).float().mean().item()
 
 
 # ---- a classifier of the base classes

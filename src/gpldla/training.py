@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,10 @@ from gpldla.calibration import accuracy_percent, fit_temperature
 from gpldla.checkpoint import TrainingState
 from gpldla.data import Access, Places, Protocol, load_protocol
 from gpldla.data.part_images import PartImages
+from gpldla.embedding import evaluation_mode
 from gpldla.errors import UserError
 from gpldla.evaluation import PartEvaluator, Predictions, Task, mean_feature
-from gpldla.files import check_writable
+from gpldla.files import check_writable, held_alone, remove_half_written
 from gpldla.metrics import MetricsRecorder
 from gpldla.model import FewShotModel
 from gpldla.process import stop_signals
@@ -90,7 +92,10 @@ def train(
                 say(console, f"Going on in {folder} after {run.stage.done} {run.stage.unit}.")
         elif fabric.world_size > 1:
             run.save()  # of many processes one is lost sooner: let there be a state to go on from
-        finished = run.go(console, show_progress and talks)
+        with held_alone(folder, "training") if fabric.world_size == 1 else nullcontext():
+            if talks:
+                remove_half_written(folder / checkpoint.FILE)
+            finished = run.go(console, show_progress and talks)
         return TrainingResult(run.kept_model(), run.episodes, finished, talks)
 
 
@@ -154,7 +159,13 @@ class _Run:
         self.recipe, self.folder, self.fabric = recipe, folder, fabric
         self.validation_part = protocol.part("validation")
         # What validation cannot do is said now, not after the training.
-        self._validation_task().sampler(self.validation_part, seed=recipe.seed, split="validation")
+        try:
+            self._validation_task().sampler(self.validation_part, seed=recipe.seed, split="validation")
+        except UserError as error:
+            raise UserError(
+                f"{str(error).removesuffix('.')} of validation: validation_ways, validation_shots,"
+                " validation_queries."
+            ) from None
         torch.manual_seed(recipe.seed)
         self.model = _fresh_model(recipe)
         if recipe.start and not resumed:
@@ -164,6 +175,7 @@ class _Run:
         self.model.to(fabric.device)
         if recipe.precision == "64-true":
             self.model.double()
+        self._try_head()
         self.material = Material(recipe, self.model, protocol.part("base"), fabric)
         self.ranks = self.material.ranks
         self.validation_images = PartImages(self.validation_part, fabric.device)
@@ -271,11 +283,27 @@ class _Run:
         task = self._validation_task()
         self._fill_base_mean(current)
         predictions = self._predict(current, task, self.recipe.validation_episodes, "validation")
+        if predictions.log_prob.isnan().any():
+            raise UserError(
+                "Predictions for validation classes are no numbers after"
+                f" {self.stage.done} {self.stage.unit};"
+                " use other options of the head, smaller rates or another precision."
+            )
         accuracy = accuracy_percent(predictions.log_prob, predictions.labels).mean().item()
         if accuracy > self.best_accuracy:
             self.best_accuracy = accuracy
             self.best_weights = {name: t.detach().clone() for name, t in current.state_dict().items()}
         return accuracy
+
+    def _try_head(self) -> None:
+        """Let the head adapt to a task of validation once: what its options forbid is said now, too."""
+        task, see = self._validation_task(), self.model.preprocessing
+        image = torch.zeros(1, see.channels, see.size, see.size, device=self.fabric.device)
+        labels = torch.arange(task.ways, device=self.fabric.device).repeat_interleave(task.shots)
+        devices = [self.fabric.device] if self.fabric.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), torch.no_grad(), evaluation_mode(self.model):
+            seen = self.model.represent(image.to(self.model.dtype))
+            self.model.posterior(seen.expand(len(labels), *seen.shape[1:]), labels, task.ways)
 
     def _fill_base_mean(self, model: FewShotModel) -> None:
         """Tell a head that wants it where the base classes lie; after the base stage that stays as it is."""

@@ -294,6 +294,19 @@ class TestCache:
         monkeypatch.setattr(store, "FORMAT", 3)
         assert store_folder(tmp_path, "tiny", {}) != before
 
+    def test_a_store_that_appears_between_two_looks_is_whole(self, tmp_path, monkeypatch):
+        folder, plain = tmp_path / "tiny", Path.exists
+
+        def exists(path):
+            there = plain(path)
+            if not there and path in (folder, folder / "manifest.json") and not plain(folder):
+                write_store(folder, tiny_set(), {})  # by another process, just now
+            return there
+
+        monkeypatch.setattr(Path, "exists", exists)
+        opened = cached_store(folder, lambda: None)
+        np.testing.assert_array_equal(opened.images, tiny_set().images)
+
     def test_a_folder_that_cannot_be_written_is_named(self, tmp_path):
         (tmp_path / "file").write_text("here already")
         folder = tmp_path / "file" / "tiny"

@@ -1,6 +1,8 @@
 """Networks from images or texts to features, one family a file; importing this package registers them all."""
 
-from gpldla.backbones import conv4, efficientnet_lite, minilm, pixels, resnet
+from importlib import import_module
+from pkgutil import iter_modules
+
 from gpldla.backbones.base import (
     Backbone,
     Preprocessing,
@@ -12,18 +14,16 @@ from gpldla.backbones.base import (
     register_backbone,
 )
 
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
 __all__ = [
     "Backbone",
     "Preprocessing",
     "TextBackbone",
     "TextPreprocessing",
     "backbone_preprocessing",
-    "conv4",
     "create_backbone",
-    "efficientnet_lite",
     "list_backbones",
-    "minilm",
-    "pixels",
     "register_backbone",
-    "resnet",
 ]

@@ -241,9 +241,10 @@ def store_folder(cache: Path, name: str, settings: dict[str, Any]) -> Path:
 
 def cached_store(folder: Path, make: Callable[[], None]) -> ImageSet:
     """Open the store `folder`; where it is missing, `make` writes it first."""
+    # In this order: another process may put the whole store there between two looks.
+    if folder.exists() and not (folder / MANIFEST).exists():
+        raise UserError(f"{folder} is not a whole store; delete it and it is packed anew.")
     if not (folder / MANIFEST).exists():
-        if folder.exists():
-            raise UserError(f"{folder} is not a whole store; delete it and it is packed anew.")
         try:
             make()
         except OSError as error:

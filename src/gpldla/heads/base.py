@@ -123,6 +123,8 @@ def create_head(name: str, feature_dim: int | tuple[int, int, int] | None = None
     for option in options:
         if option not in known:
             raise UserError(f"Head {name!r} has no option {option!r}{did_you_mean(option, known)}")
+        if isinstance(known[option], bool) and not isinstance(options[option], bool):
+            raise UserError(f"{option} of head {name!r} must be True or False, not {options[option]!r}.")
     return _HEADS[name](feature_dim, **options)
 
 

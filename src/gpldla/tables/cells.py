@@ -1,5 +1,6 @@
 """What we have measured: one JSON a cell of the tables."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -84,6 +85,7 @@ def read_cells(folder: Path) -> list[Cell]:
         numbers = read_json(path)
         if not isinstance(numbers, dict) or not numbers.keys() >= {*NEEDED}:
             raise UserError(f"{path} is no measured cell: it must name {', '.join(NEEDED)}.")
+        _check_kinds(path, numbers)
         notes = numbers.get("notes", [])
         if "note" in numbers or not (isinstance(notes, list) and all(isinstance(n, str) for n in notes)):
             raise UserError(f"{path} must have its notes in a list of sentences, 'notes'.")
@@ -92,6 +94,19 @@ def read_cells(folder: Path) -> list[Cell]:
     cells = [cell for cell in cells if not cell.short or _place(cell) not in in_full]
     _refuse_doubles(cells)
     return cells
+
+
+def _check_kinds(path: Path, numbers: dict[str, Any]) -> None:
+    for name in ("method", "dataset", "backbone"):
+        if not isinstance(numbers[name], str):
+            raise UserError(f"{path}: {name} must be a word, not {numbers[name]!r}.")
+    if type(numbers["shots"]) is not int:
+        raise UserError(f"{path}: shots must be a whole number, not {numbers['shots']!r}.")
+    for name in ("accuracy", "interval", "spread"):
+        value = numbers.get(name, 0.0)
+        unknown = value is None and name != "accuracy"  # of one task, or of one training
+        if not unknown and (type(value) not in (int, float) or not math.isfinite(value)):
+            raise UserError(f"{path}: {name} must be a number, not {value!r}.")
 
 
 def _place(cell: Cell) -> tuple[object, ...]:

@@ -102,6 +102,11 @@ class TestSeed:
         assert parts(f"{pets},seed=5") == parts(f"{pets},seed=5")
         assert parts(pets) == parts(f"{pets},seed=0")
 
+    def test_names_that_are_no_unicode_are_drawn_too(self, pets, parts):
+        shutil.copytree(min(pets.iterdir()), pets / os.fsdecode(b"caf\xe9"))
+        drawn = parts(pets)
+        assert sum(os.fsdecode(b"caf\xe9") in names for names in drawn.values()) == 1
+
     def test_seeds_differ(self, pets, parts):
         assert len({json.dumps(parts(f"{pets},seed={seed}")) for seed in range(5)}) == 5
 

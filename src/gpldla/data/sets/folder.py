@@ -127,7 +127,9 @@ class FolderSet(ImageFileSet):
                 f"{self.path} has {n_classes} classes, too few for base, validation and novel ones;"
                 f" add classes, or name one part for all: {PREFIX}{self.path},split=novel."
             )
-        keys = [hashlib.sha256(f"{self.seed}/{name}".encode()).digest() for name in class_names]
+        # Names of folders need not be Unicode.
+        texts = [f"{self.seed}/{name}".encode("utf-8", "surrogateescape") for name in class_names]
+        keys = [hashlib.sha256(text).digest() for text in texts]
         order = sorted(range(n_classes), key=keys.__getitem__)
         quarter = max(1, round(n_classes / 4))
         ends = (0, n_classes - 2 * quarter, n_classes - quarter, n_classes)
