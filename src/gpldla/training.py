@@ -172,10 +172,10 @@ class _Run:
             _begin_with_network_of(recipe.start, self.model)
         if not list(self.model.parameters()):
             raise UserError(f"Backbone {recipe.backbone!r} with head {recipe.head!r} has nothing to learn.")
+        self._try_head()
         self.model.to(fabric.device)
         if recipe.precision == "64-true":
             self.model.double()
-        self._try_head()
         self.material = Material(recipe, self.model, protocol.part("base"), fabric)
         self.ranks = self.material.ranks
         self.validation_images = PartImages(self.validation_part, fabric.device)
@@ -298,11 +298,9 @@ class _Run:
     def _try_head(self) -> None:
         """Let the head adapt to a task of validation once: what its options forbid is said now, too."""
         task, see = self._validation_task(), self.model.preprocessing
-        image = torch.zeros(1, see.channels, see.size, see.size, device=self.fabric.device)
-        labels = torch.arange(task.ways, device=self.fabric.device).repeat_interleave(task.shots)
-        devices = [self.fabric.device] if self.fabric.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), torch.no_grad(), evaluation_mode(self.model):
-            seen = self.model.represent(image.to(self.model.dtype))
+        labels = torch.arange(task.ways).repeat_interleave(task.shots)
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), evaluation_mode(self.model):
+            seen = self.model.represent(torch.zeros(1, see.channels, see.size, see.size))
             self.model.posterior(seen.expand(len(labels), *seen.shape[1:]), labels, task.ways)
 
     def _fill_base_mean(self, model: FewShotModel) -> None:
