@@ -601,7 +601,14 @@ class TestCommand:
         printed = json.loads(out)
         assert list(printed["paper"]) == ["miniimagenet"]
         assert [cell["dataset"] for cell in printed["ours"]] == ["miniimagenet", "tinyimagenet-mini"]
-        assert json.loads(run("tables", "running-time", "--json", "--results", tmp_path)[1])["ours"] == []
+
+    def test_json_of_times_and_of_all_methods(self, run, tmp_path):
+        times, compared = json.loads(run("tables", "running-time", "--json")[1]), {"rows": [1], "device": "d"}
+        assert times["ours"] == []
+        assert {row["method"] for row in times["times"]["cuda"]["rows"]} >= {"GPLDLA"}
+        (tmp_path / "compare.json").write_text(json.dumps(compared | {"command": "c"}))
+        printed = json.loads(run("tables", METHODS, "--json", "--results", tmp_path)[1])
+        assert (printed["times"], printed["comparison"]["rows"]) == ({}, [1])
 
     def test_an_unknown_table_is_one_line(self, refused):
         assert refused("tables", "cubs") == "gpldla: There is no table 'cubs'; did you mean 'cub'?"

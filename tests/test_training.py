@@ -236,8 +236,8 @@ class TestWhatValidationCannotDo:
     @pytest.mark.parametrize(
         ("settings", "sentence"),
         [
-            ({"validation_ways": 5}, "ask for fewer ways of validation: validation_ways"),
-            ({"validation_queries": 9}, "ask for fewer or add images of validation: .* validation_queries"),
+            ({"validation_ways": 5}, "For validation .*validation_ways.*: .* ask for fewer ways"),
+            ({"validation_queries": 9}, "For validation .*validation_queries.*: .* ask for fewer"),
             ({"head_priors": [0.2, 0.8]}, "priors"),
             ({"head": "maml", "head_ways": 2}, "ways"),
         ],

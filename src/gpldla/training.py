@@ -162,10 +162,8 @@ class _Run:
         try:
             self._validation_task().sampler(self.validation_part, seed=recipe.seed, split="validation")
         except UserError as error:
-            raise UserError(
-                f"{str(error).removesuffix('.')} of validation: validation_ways, validation_shots,"
-                " validation_queries."
-            ) from None
+            settings = "validation_ways, validation_shots, validation_queries"
+            raise UserError(f"For validation ({settings}): {error}") from None
         torch.manual_seed(recipe.seed)
         self.model = _fresh_model(recipe)
         if recipe.start and not resumed:

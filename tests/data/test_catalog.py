@@ -282,3 +282,9 @@ class TestAgainAfterTrouble:
         write_cub(access.places.root / "cub")
         protocol = load_protocol("mini-cub", parts=("validation", "novel"), access=access)
         assert list(protocol.parts) == ["validation", "novel"]
+
+
+@pytest.mark.parametrize("name", ["emnist", "omniglot"])
+def test_a_set_without_parts_of_its_own_is_no_protocol(name):
+    with pytest.raises(UserError, match=rf"'{name}' has no base, .* protocols are .*omniglot-emnist"):
+        sources_of(name)

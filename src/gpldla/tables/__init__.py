@@ -10,7 +10,7 @@ from gpldla.tables.cells import RESULTS, Cell, read_cells, results_folder
 from gpldla.tables.layout import ResultTable
 from gpldla.tables.paper import RUNNING_TIME, PaperTable, paper_tables
 from gpldla.tables.side_by_side import side_by_side, stand_in_for
-from gpldla.tables.times import read_rows, times_table
+from gpldla.tables.times import read_rows, read_times, times_table
 
 METHODS = "methods"  # the name of the view of all methods
 
@@ -64,10 +64,14 @@ def _comparison(folder: Path) -> RenderableType:
 
 
 def as_json(name: str | None = None, folder: Path | None = None) -> str:
-    """Return the paper's numbers of `tables(name)`, and ours for the same settings, as JSON."""
-    chosen = _chosen(name)
+    """Return the paper's numbers of `tables(name)` and ours for the same settings, times too, as JSON."""
+    chosen, folder = _chosen(name), results_folder(folder)
     settings = {setting for table in chosen if table.name != RUNNING_TIME for setting in table.settings}
     settings |= {stand_in_for(setting) for setting in settings}
-    cells = [cell.numbers for cell in read_cells(results_folder(folder)) if cell.setting in settings]
-    paper = {table.name: vars(table) for table in chosen}
-    return json.dumps({"paper": paper, "ours": cells}, indent=2)
+    cells = [cell.numbers for cell in read_cells(folder) if cell.setting in settings]
+    shown = {"paper": {table.name: vars(table) for table in chosen}, "ours": cells}
+    if RUNNING_TIME in shown["paper"]:
+        shown["times"] = read_times(folder)
+    if name == METHODS and (folder / "compare.json").is_file():
+        shown["comparison"] = read_rows(folder / "compare.json")
+    return json.dumps(shown, indent=2)

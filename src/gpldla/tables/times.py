@@ -14,7 +14,7 @@ from gpldla.tables.side_by_side import NOT_YET, row_title
 
 def times_table(table: PaperTable, folder: Path) -> ResultTable:
     """Return one table of all times; those on a CPU only as multiples of GPLDLA's."""
-    gpu, cpu = (_read_times(folder / f"bench_heads_{device}.json") for device in ("cuda", "cpu"))
+    gpu, cpu = ({"rows": [], "device": "GPU"} | read_times(folder).get(d, {}) for d in ("cuda", "cpu"))
     labels = {_method_of(label): label for label in TIMED}
     most = max((row["batch"] for row in gpu["rows"]), default=1)
     rows = []
@@ -55,8 +55,10 @@ def _notes(gpu: dict[str, Any], cpu: dict[str, Any], rows: list[tuple[str, list[
     return notes
 
 
-def _read_times(path: Path) -> dict[str, Any]:
-    return read_rows(path) if path.is_file() else {"rows": [], "device": "GPU"}
+def read_times(folder: Path) -> dict[str, Any]:
+    """Return what `gpldla bench heads` has measured on each kind of device, where it has."""
+    files = {device: folder / f"bench_heads_{device}.json" for device in ("cuda", "cpu")}
+    return {device: read_rows(file) for device, file in files.items() if file.is_file()}
 
 
 def read_rows(path: Path) -> dict[str, Any]:
