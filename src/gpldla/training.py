@@ -282,6 +282,7 @@ class _Run:
         self._fill_base_mean(current)
         predictions = self._predict(current, task, self.recipe.validation_episodes, "validation")
         if predictions.log_prob.isnan().any():
+            self.stage.collect()  # which says so where the loss is no number either
             raise UserError(
                 "Predictions for validation classes are no numbers after"
                 f" {self.stage.done} {self.stage.unit};"
