@@ -63,14 +63,14 @@ def sources_of(protocol: str) -> dict[str, tuple[str, str]]:
     """Return which part of which data set each part of a protocol is."""
     if protocol.startswith(FOLDER_PREFIX):
         return {part: (protocol, part) for part in PARTS}
-    if protocol in SETS and protocol not in PROTOCOLS:
+    if protocol in PROTOCOLS:
+        return PROTOCOLS[protocol]
+    if protocol in SETS:
         raise UserError(
             f"The data set {protocol!r} has no base, validation and novel classes of its own;"
             f" protocols are {', '.join(PROTOCOLS)}."
         )
-    if protocol not in PROTOCOLS:
-        raise UserError(f"There is no data set {protocol!r}{did_you_mean(protocol, PROTOCOLS)}")
-    return PROTOCOLS[protocol]
+    raise UserError(f"There is no data set {protocol!r}{did_you_mean(protocol, PROTOCOLS)}")
 
 
 def load_set(
