@@ -18,12 +18,13 @@ test-long: .venv/dev-ready ## the slower tests as well
 	$(BIN)/pytest -n 2
 
 test-kernels: .venv/triton ## the GPU kernels, in Triton's interpreter, where there is no GPU
-	PYTHONPATH=.venv/triton $(BIN)/pytest -n 2 tests/test_kernels.py
+	PYTHONPATH=.venv/triton $(BIN)/pytest -n 2 tests/kernels/test_kernels.py
 
-lint: .venv/dev-ready ## ruff and mypy
+lint: .venv/dev-ready ## ruff, mypy and the layers of the rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: .venv/dev-ready ## let ruff rewrite the code
 	$(BIN)/ruff check --fix .

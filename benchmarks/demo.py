@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import gpldla
-from gpldla.provenance import provenance
+from gpldla.utils.provenance import provenance
 
 KEPT = (
     "accuracy",

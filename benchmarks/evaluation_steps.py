@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.paper import trained
-from gpldla.backbones.base import ZOOM
+from gpldla.classifier.model import FewShotModel
+from gpldla.data.preprocessing import ZOOM
 from gpldla.evaluation import ProtocolEvaluator
-from gpldla.files import write_json
-from gpldla.model import FewShotModel
-from gpldla.provenance import provenance
+from gpldla.utils.files import write_json
+from gpldla.utils.provenance import provenance
 
 NUMBERS = ("accuracy", "interval", "nll_val_temperature", "ece_val_temperature", "ece_paper_temperature")
 

@@ -1,4 +1,4 @@
-"""Fit the mixture of normals that stands for the Gumbel distribution in `gpldla.heads.predictive`.
+"""Fit the mixture of normals that stands for the Gumbel distribution in `gpldla.heads.gp.predictive`.
 
     python -m benchmarks.gumbel_mixture
     python -m benchmarks.gumbel_mixture --normals 6 --tail 1e-5    # for many classes
@@ -16,9 +16,9 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.special import ndtr, softmax
 
-from gpldla.heads.predictive import _GUMBEL_MIXTURE, _GUMBEL_MIXTURE_OF_MANY
+from gpldla.heads.gp.predictive import _GUMBEL_MIXTURE, _GUMBEL_MIXTURE_OF_MANY
 
-POINTS_A_UNIT = 50  # of the grid
+POINTS_PER_UNIT = 50  # of the grid
 
 
 def gumbel_survival(z: np.ndarray) -> np.ndarray:
@@ -35,7 +35,7 @@ def mixture_survival(z: np.ndarray, mixture: np.ndarray) -> np.ndarray:
 def grid(tail: float) -> np.ndarray:
     """Return where the fit looks [T]: from P(G > z) = 1 − 2e-9 down to a two-hundredth of `tail`."""
     end = 5.4 - np.log(tail)
-    return np.linspace(-3, end, round((end + 3) * POINTS_A_UNIT) + 1)
+    return np.linspace(-3, end, round((end + 3) * POINTS_PER_UNIT) + 1)
 
 
 def scaled_error(z: np.ndarray, mixture: np.ndarray, tail: float) -> np.ndarray:

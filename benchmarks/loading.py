@@ -30,15 +30,16 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from gpldla.backbones import Preprocessing, backbone_preprocessing
-from gpldla.data import Access, Part, Places, load_set
+from gpldla.backbones import backbone_preprocessing
+from gpldla.data import Access, DataPaths, Part, load_set
+from gpldla.data.augment.training_images import TRAINING_TRANSFORMS
 from gpldla.data.catalog import find_set
 from gpldla.data.part_images import PartImages
+from gpldla.data.preprocessing import Preprocessing
 from gpldla.data.sets import StoredSet
 from gpldla.data.source_files import read_tree
-from gpldla.data.training_images import TRAINING_TRANSFORMS
-from gpldla.process import prepare_process
-from gpldla.provenance import provenance
+from gpldla.utils.process import prepare_process
+from gpldla.utils.provenance import provenance
 
 WORKERS = 2
 BATCH = 85  # a 5-way 1-shot episode with 16 queries a class
@@ -122,7 +123,7 @@ def packed_rate(part: Part, case: Case, seconds: float) -> float:
     def batch() -> None:
         numbers = torch.randint(len(images), (BATCH,))
         changes = transform.draw(
-            torch.rand(BATCH, transform.numbers), images.shapes_of(numbers), images.stored_shape
+            torch.rand(BATCH, transform.numbers), images.original_shapes(numbers), images.stored_shape
         )
         transform.apply(images[numbers], changes, preprocessing)
 
@@ -180,7 +181,7 @@ def kornia_rates(part: Part, seconds: float) -> dict[str, Any] | None:
 
 def unpacked_files(set_name: str, access: Access, folder: Path, limit: int) -> list[Path]:
     """Write some image files of a data set to `folder`, unpacked, as a DataLoader wants them."""
-    source = _place(set_name, access.places)
+    source = _place(set_name, access.data_paths)
     assert source is not None
     files = list(read_tree(source).images.values())
     paths = []
@@ -191,10 +192,10 @@ def unpacked_files(set_name: str, access: Access, folder: Path, limit: int) -> l
     return paths
 
 
-def _place(set_name: str, places: Places) -> Path | None:
+def _place(set_name: str, data_paths: DataPaths) -> Path | None:
     data_set = find_set(set_name)
     assert isinstance(data_set, StoredSet)
-    return data_set.locate(places.root)
+    return data_set.locate(data_paths.root)
 
 
 def generate_photographs(folder: Path, classes: int = 10, images: int = 40) -> None:
@@ -216,17 +217,17 @@ def measure(seconds: float, rounds: int, limit: int) -> dict[str, Any]:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        places = Places(None, os.environ.get("GPLDLA_CACHE") or folder / "cache")
-        access = Access(places)
+        data_paths = DataPaths(None, os.environ.get("GPLDLA_CACHE") or folder / "cache")
+        access = Access(data_paths)
         photographs = "cub"
-        if _place("cub", places) is None:
+        if _place("cub", data_paths) is None:
             generate_photographs(folder / "photographs")
             photographs = f"folder:{folder / 'photographs'}"
         cases = [
             Case("photographs, training", photographs, "conv4", "photographs"),
             Case("photographs, evaluation", photographs, "conv4", "none"),
         ]
-        if _place("omniglot", places) is not None:
+        if _place("omniglot", data_paths) is not None:
             cases.append(Case("characters", "omniglot", "conv4s", "none"))
         kornia = None
         for case in cases:

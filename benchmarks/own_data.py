@@ -44,15 +44,15 @@ from torch import Tensor
 
 import gpldla
 from gpldla import AbstainingClassifier, GPLDLAClassifier, ImageEmbedder, TextEmbedder
-from gpldla.calibration import reliability
+from gpldla.classifier.calibration import reliability
 from gpldla.data.catalog import find_set
-from gpldla.data.places import Places
+from gpldla.data.paths import DataPaths
 from gpldla.data.sets.base import ImageFileSet
 from gpldla.data.source_files import read_tree
-from gpldla.errors import UserError
-from gpldla.files import read_json, write_atomically, write_json
-from gpldla.progress import SILENT, Reporter
-from gpldla.provenance import provenance
+from gpldla.utils.errors import UserError
+from gpldla.utils.files import read_json, write_atomically, write_json
+from gpldla.utils.progress import SILENT, Reporter
+from gpldla.utils.provenance import provenance
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "own-data.md"
@@ -107,9 +107,9 @@ def embed_photographs(file: Path, reporter: Reporter) -> None:
     """Write the features of all images of CUB in the data root, by the default embedder with its cache."""
     cub = find_set("cub")
     assert isinstance(cub, ImageFileSet)
-    folder = cub.locate(Places().root)
+    folder = cub.locate(DataPaths().root)
     if folder is None:
-        raise UserError(f"There is no CUB in {Places().root}; get it from {cub.get}, or give --features.")
+        raise UserError(f"There is no CUB in {DataPaths().root}; get it from {cub.get}, or give --features.")
     files = cub.listing(read_tree(folder)).files_of_class
     embedder, names, features = ImageEmbedder(), [], []
     with reporter.bar("features of photographs", sum(map(len, files.values()))) as advance:
@@ -721,7 +721,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    default_features = Places().cache / "own_data_cub.npz"
+    default_features = DataPaths().cache / "own_data_cub.npz"
     parser.add_argument("--features", type=Path, help=f"of photographs; default: {default_features}")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="these parts")
     parser.add_argument("--episodes", type=float, default=1.0, help="times as many tasks as usual")

@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from gpldla.calibration import apply_temperature, fit_temperature, reliability
+from gpldla.classifier.calibration import apply_temperature, fit_temperature, reliability
+from gpldla.classifier.model import FewShotModel
 from gpldla.data import Access, Protocol, load_protocol
-from gpldla.devices import torch_device
 from gpldla.evaluation import Predictions, ProtocolEvaluator, Task
-from gpldla.files import read_json, write_json
-from gpldla.model import FewShotModel
-from gpldla.provenance import provenance
+from gpldla.utils.devices import torch_device
+from gpldla.utils.files import read_json, write_json
+from gpldla.utils.provenance import provenance
 
 PLAN = Path(__file__).with_suffix(".toml")
 MEASURED = "measured.json"

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 
 from gpldla import kernels
+from gpldla.classifier.model import FewShotModel
 from gpldla.data import Access, load_protocol
 from gpldla.evaluation import PartEvaluator, ProtocolEvaluator, Task
-from gpldla.graphed_update import GraphedUpdate
-from gpldla.model import FewShotModel
-from gpldla.provenance import provenance
-from gpldla.recipe import read_recipe
-from gpldla.training import train
+from gpldla.training.graphed_update import GraphedUpdate
+from gpldla.training.recipe import read_recipe
+from gpldla.training.run import train
+from gpldla.utils.provenance import provenance
 
 WAYS = {"plain": "32-true", "fast": "bf16-mixed"}
 TASK = Task(ways=5, shots=1, queries=15)
@@ -46,8 +46,8 @@ def train_and_evaluate(way: str, seed: int, episodes: int, folder: Path) -> dict
     }
     recipe = read_recipe("cub", settings)
     if way == "plain":  # neither graphs nor kernels
-        GraphedUpdate.serves = lambda *_: False  # type: ignore[method-assign]
-        kernels.serve = lambda tensor: False
+        GraphedUpdate.is_supported = lambda *_: False  # type: ignore[method-assign]
+        kernels.usable_for = lambda tensor: False
     result = train(recipe, folder, accelerator="cuda", show_progress=False)
     protocol = load_protocol(
         "cub", size=84, side=recipe.stored_side, parts=("validation", "novel"), access=Access()

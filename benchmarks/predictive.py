@@ -2,7 +2,7 @@
 
     python -m benchmarks.predictive [--json FILE] [--quick]
 
-Every method of `gpldla.heads.predictive` meets the same queries; the truth is 100,000 Monte Carlo samples.
+Every method of `gpldla.heads.gp.predictive` meets the same queries; the truth is 100,000 Monte Carlo samples.
 Prints one row a method and saves all numbers as JSON, results/predictive.json unless told otherwise. With
 --quick there are fewer cases and samples, and nothing is saved unless --json asks for it.
 """
@@ -21,9 +21,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from gpldla.heads import create_head, predictive
-from gpldla.heads.linear_gp import LinearGPPosterior
-from gpldla.provenance import provenance
+from gpldla.heads import create_head
+from gpldla.heads.gp import predictive
+from gpldla.heads.gp.linear_gp import LinearGPPosterior
+from gpldla.utils.provenance import provenance
 
 TOLERANCE = 0.02  # the largest error in a probability that is still taken for exact
 SEEDS = (0, 1, 2)  # one episode each, in every case and for every overlap

@@ -1,6 +1,6 @@
 """Make a shipped model of a run: weights, configuration, training curve and card, in the package.
 
-    python -m benchmarks.ship RUN_FOLDER NAME [--to src/gpldla/models] [--note SENTENCE]
+    python -m benchmarks.ship RUN_FOLDER NAME [--to src/gpldla/classifier/models] [--note SENTENCE]
 
 RUN_FOLDER is what `python -m benchmarks.paper train` leaves: a model, metrics.jsonl and measured.json. Every
 number of the card comes from these; what they cannot know, such as the terms of the data, is in ship.toml.
@@ -18,16 +18,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedErro
 from torch import Tensor
 
 from benchmarks.paper import MEASURED
+from gpldla.classifier.model import FewShotModel
+from gpldla.classifier.shipped import CARD, CONFIG, CURVE, MODELS, WEIGHTS
+from gpldla.data.augment.transforms import evaluation_images
 from gpldla.data.catalog import find_set, sources_of
 from gpldla.data.sets import StoredSet
-from gpldla.data.transforms import evaluation_images
-from gpldla.errors import UserError
-from gpldla.files import check_writable, read_json, write_atomically, write_json, write_tensors
-from gpldla.metrics import METRICS
-from gpldla.model import FewShotModel
-from gpldla.recipe import Recipe
-from gpldla.report import training_curve
-from gpldla.shipped import CARD, CONFIG, CURVE, MODELS, WEIGHTS
+from gpldla.reports.plots import training_curve
+from gpldla.training.metrics import METRICS
+from gpldla.training.recipe import Recipe
+from gpldla.utils.errors import UserError
+from gpldla.utils.files import check_writable, read_json, write_atomically, write_json, write_tensors
 
 HERE = Path(__file__).parent
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))

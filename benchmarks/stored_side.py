@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from gpldla.data import load_protocol
-from gpldla.provenance import provenance
-from gpldla.recipe import read_recipe
-from gpldla.training import train
+from gpldla.training.recipe import read_recipe
+from gpldla.training.run import train
+from gpldla.utils.provenance import provenance
 
 SETTINGS = {
     "ways": 5,  # the usual episodes and crops

@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import pytest
 
-from gpldla import cli
+from gpldla.cli import app as cli
 from gpldla.data.protocols import Part, Protocol
 from gpldla.data.store import ImageSet, image_set_from_classes
-from gpldla.recipe import make_recipe
+from gpldla.training.recipe import make_recipe
 
 
 def tiny_set(counts=(6, 7, 8, 9), *, size=32, groups=None, seed=0) -> ImageSet:

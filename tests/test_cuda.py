@@ -6,25 +6,27 @@ import statistics
 import pytest
 import torch
 
-from gpldla import checkpoint, compiled_loss, kernels, training
-from gpldla.backbones.episode_blocks import train_on_episodes
-from gpldla.checkpoint import TrainingState
-from gpldla.compiled_loss import compile_loss
-from gpldla.episodes import EpisodeSampler
-from gpldla.errors import UserError
+from gpldla import kernels
+from gpldla.backbones.episode_blocks import set_batch_episodes
+from gpldla.classifier.model import FewShotModel
+from gpldla.data.episodes import EpisodeSampler
 from gpldla.evaluation import PartEvaluator, Task
-from gpldla.graphed_update import GraphedUpdate
-from gpldla.heads import create_head, list_heads, predictive
+from gpldla.heads import create_head, list_heads
 from gpldla.heads.base import head_class
-from gpldla.metrics import METRICS
-from gpldla.model import FewShotModel
-from gpldla.stages import EpisodeStage
-from gpldla.training import train
-
-from .heads.head_contract import random_episode
-from .helpers import tiny_protocol, tiny_recipe, tiny_set, whole
-from .test_graphed_update import episodes_of_features, noisy_protocol
-from .test_training import StopAfter
+from gpldla.heads.gp import predictive
+from gpldla.training import checkpoint, compiled_loss
+from gpldla.training import run as training
+from gpldla.training.checkpoint import TrainingState
+from gpldla.training.compiled_loss import compile_loss
+from gpldla.training.graphed_update import GraphedUpdate
+from gpldla.training.metrics import METRICS
+from gpldla.training.run import train
+from gpldla.training.stages import EpisodeStage
+from gpldla.utils.errors import UserError
+from tests.heads.head_contract import random_episode
+from tests.helpers import tiny_protocol, tiny_recipe, tiny_set, whole
+from tests.training.test_graphed_update import episodes_of_features, noisy_protocol
+from tests.training.test_run import StopAfter
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -75,7 +77,7 @@ def test_the_kernel_integrates_as_the_plain_operations_do(C, log_var):
         var = torch.empty(1000, C).uniform_(*log_var, generator=generator).exp()
         if C > 2:
             mean[::7, 1] = -torch.inf
-        assert predictive._one_kernel_serves(mean.cuda(), var.cuda())
+        assert predictive._use_kernel(mean.cuda(), var.cuda())
         plain = predictive.quadrature(mean.double(), var.double())
         ours = predictive.quadrature(mean.cuda(), var.cuda()).cpu().double()
         assert (ours.exp() - plain.exp()).abs().max() < 2e-5
@@ -96,7 +98,7 @@ def test_the_kernel_answers_each_query_by_itself():
 
 def test_gradients_go_through_plain_operations():
     mean, var = torch.randn(9, 5).cuda().requires_grad_(), torch.rand(9, 5).cuda() + 0.1
-    assert not predictive._one_kernel_serves(mean, var)
+    assert not predictive._use_kernel(mean, var)
     predictive.quadrature(mean, var).sum().backward()
     assert mean.grad.isfinite().all()
 
@@ -133,16 +135,16 @@ def recorded(monkeypatch):
     return updates
 
 
-def graphed_recipe(head="protonet", episodes_an_update=1, updates=10, **settings):
-    if head in ("gpldla", "laplace", "lda") and episodes_an_update > 1:
+def graphed_recipe(head="protonet", episodes_per_update=1, updates=10, **settings):
+    if head in ("gpldla", "laplace", "lda") and episodes_per_update > 1:
         settings = {"head_predictive": "probit", **settings}  # noise is drawn for all episodes at once
     defaults = {
         "head": head,
-        "episodes_per_update": episodes_an_update,
-        "episodes": updates * episodes_an_update,
-        "log_every": episodes_an_update,
-        "validate_every": 5 * episodes_an_update,
-        "checkpoint_every": 4 * episodes_an_update,
+        "episodes_per_update": episodes_per_update,
+        "episodes": updates * episodes_per_update,
+        "log_every": episodes_per_update,
+        "validate_every": 5 * episodes_per_update,
+        "checkpoint_every": 4 * episodes_per_update,
         "learning_rate": 1e-4,  # Adam turns rounding errors into steps of this size
     }
     return tiny_recipe(**{**defaults, **settings})
@@ -163,7 +165,7 @@ def plainly(recipe, folder, nudge=0.0):
                 weights.mul_(1 + nudge * torch.randn_like(weights))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GraphedUpdate, "serves", staticmethod(lambda model, device: False))
+        patch.setattr(GraphedUpdate, "is_supported", staticmethod(lambda model, device: False))
         if nudge:
             patch.setattr(FewShotModel, "__init__", start_nudged)
         return on_gpu(recipe, folder)
@@ -206,13 +208,13 @@ def last_weights(folder, group="model"):
 @pytest.mark.parametrize("head", ["gpldla", "protonet"])
 @pytest.mark.parametrize(("episodes_an_update", "ema"), [(1, 0.5), (3, 0.5), (3, 0.0)])
 def test_graphed_training_is_plain_training(
-    tmp_path, exact, recorded, backbone, head, episodes_an_update, ema
+    tmp_path, exact, recorded, backbone, head, episodes_per_update, ema
 ):
-    recipe = graphed_recipe(head, episodes_an_update, backbone=backbone, ema=ema)
+    recipe = graphed_recipe(head, episodes_per_update, backbone=backbone, ema=ema)
     plainly(recipe, tmp_path / "plain")
     assert recorded == []
     on_gpu(recipe, tmp_path / "graphed")
-    assert recorded == [episodes_an_update] * 10
+    assert recorded == [episodes_per_update] * 10
     expected = losses(tmp_path / "plain")
     assert len(set(expected)) == 10
     assert_same_losses(tmp_path / "graphed", tmp_path / "plain", recipe)
@@ -225,7 +227,7 @@ def test_graphed_training_is_plain_training(
 
 @pytest.mark.parametrize("head", ["laplace", "lda", "gpdkt"])
 def test_graphed_training_of_other_heads_is_plain_training(tmp_path, exact, recorded, head):
-    recipe = graphed_recipe(head, episodes_an_update=2)
+    recipe = graphed_recipe(head, episodes_per_update=2)
     plainly(recipe, tmp_path / "plain")
     on_gpu(recipe, tmp_path / "graphed")
     assert recorded == [2] * 10
@@ -242,7 +244,7 @@ def test_graphed_training_of_other_heads_is_plain_training(tmp_path, exact, reco
     ],
 )
 def test_graphed_training_with_options_is_plain_training(tmp_path, exact, recorded, settings):
-    recipe = graphed_recipe("gpldla", episodes_an_update=2, **settings)
+    recipe = graphed_recipe("gpldla", episodes_per_update=2, **settings)
     plainly(recipe, tmp_path / "plain")
     on_gpu(recipe, tmp_path / "graphed")
     assert recorded == [2] * 10
@@ -255,7 +257,7 @@ def test_gradients_by_kernels_are_as_exact_as_plain_ones(exact, backbone, size):
 
     def gradient(model, images, labels, by_kernels=False):
         model.zero_grad()
-        assert train_on_episodes(model.train().backbone, int(by_kernels)) or not by_kernels
+        assert set_batch_episodes(model.train().backbone, int(by_kernels)) or not by_kernels
         support, query = model.backbone(images).split([6, 12])
         model.head.loss(support, labels[:6], query, labels[6:], 3).backward()
         # Nothing reaches a bias before BatchNorm.
@@ -278,7 +280,7 @@ def test_gradients_by_kernels_are_as_exact_as_plain_ones(exact, backbone, size):
 @pytest.mark.parametrize("augment", ["none", "characters", "photographs"])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true"])
 def test_graphed_training_is_plain_training_in_every_precision(tmp_path, exact, recorded, precision, augment):
-    recipe = graphed_recipe(episodes_an_update=2, backbone="conv4", precision=precision, augment=augment)
+    recipe = graphed_recipe(episodes_per_update=2, backbone="conv4", precision=precision, augment=augment)
     plainly(recipe, tmp_path / "plain")
     on_gpu(recipe, tmp_path / "graphed")
     assert recorded == [2] * 10
@@ -289,14 +291,14 @@ def test_graphed_training_is_plain_training_in_every_precision(tmp_path, exact, 
 @pytest.mark.parametrize("stop_after", [2, 5, 8])
 @pytest.mark.parametrize(("backbone", "episodes_an_update"), [("conv4s", 1), ("conv4", 3), ("resnet10", 2)])
 def test_graphed_training_resumes(
-    tmp_path, monkeypatch, exact, recorded, backbone, episodes_an_update, stop_after
+    tmp_path, monkeypatch, exact, recorded, backbone, episodes_per_update, stop_after
 ):
-    recipe = graphed_recipe(episodes_an_update=episodes_an_update, backbone=backbone)
+    recipe = graphed_recipe(episodes_per_update=episodes_per_update, backbone=backbone)
     on_gpu(recipe, tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(training, "stop_signals", lambda: StopAfter(stop_after))
         part = on_gpu(recipe, tmp_path / "parts")
-    assert part.episodes == stop_after * episodes_an_update
+    assert part.episodes == stop_after * episodes_per_update
     assert on_gpu(recipe, tmp_path / "parts").finished
     assert len(recorded) == 20
     for group in ("model", "averaged"):
@@ -307,12 +309,12 @@ def test_graphed_training_resumes(
 
 
 def test_a_last_update_of_fewer_episodes_goes_the_plain_way(tmp_path, monkeypatch, exact, recorded):
-    recipe = graphed_recipe(episodes_an_update=3, episodes=14)
+    recipe = graphed_recipe(episodes_per_update=3, episodes=14)
     ways = []
-    plain_update = EpisodeStage._update_plainly
+    plain_update = EpisodeStage._update_eagerly
     monkeypatch.setattr(
         EpisodeStage,
-        "_update_plainly",
+        "_update_eagerly",
         lambda self, own, size: ways.append((list(own), size)) or plain_update(self, own, size),
     )
     on_gpu(recipe, tmp_path / "graphed")
@@ -333,9 +335,9 @@ def test_a_loss_that_is_no_number_is_noticed_at_the_next_report(tmp_path, exact,
 
 
 def test_metrics_of_graphed_training(tmp_path, exact):
-    recipe = graphed_recipe(episodes_an_update=2, updates=12, log_every=8)
+    recipe = graphed_recipe(episodes_per_update=2, updates=12, log_every=8)
     on_gpu(recipe, tmp_path / "seldom")
-    on_gpu(graphed_recipe(episodes_an_update=2, updates=12), tmp_path / "often")
+    on_gpu(graphed_recipe(episodes_per_update=2, updates=12), tmp_path / "often")
     often, seldom = losses(tmp_path / "often"), losses(tmp_path / "seldom")
     assert seldom == pytest.approx([sum(often[i : i + 4]) / 4 for i in (0, 4, 8)], rel=1e-5)
     accuracies = [row["accuracy"] for row in recorded_rows(tmp_path / "seldom", "accuracy")]
@@ -410,7 +412,7 @@ def test_the_compiled_loss_is_the_loss(name, options, count):
 def test_training_with_a_compiled_loss_is_training(tmp_path, monkeypatch, exact, recorded, turns):
     recipe = graphed_recipe("gpldla", 3, turns=turns)
     on_gpu(recipe, tmp_path / "plain")
-    monkeypatch.setattr(compiled_loss, "WORTH_IT_FROM", 1)
+    monkeypatch.setattr(compiled_loss, "MIN_UPDATES", 1)
     on_gpu(recipe, tmp_path / "compiled")
     assert len(recorded) == 20
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)

@@ -7,16 +7,15 @@ import pytest
 import torch
 
 from gpldla import evaluation
-from gpldla.calibration import apply_temperature, fit_temperature
+from gpldla.classifier.calibration import apply_temperature, fit_temperature
+from gpldla.classifier.model import FewShotModel
+from gpldla.data.augment.transforms import evaluation_images
+from gpldla.data.episodes import EpisodeSampler
 from gpldla.data.protocols import Part, Protocol
-from gpldla.data.transforms import evaluation_images
-from gpldla.episodes import EpisodeSampler
-from gpldla.errors import UserError
 from gpldla.evaluation import PartEvaluator, Predictions, ProtocolEvaluator, Task, measure
 from gpldla.heads import create_head
-from gpldla.model import FewShotModel
-
-from .helpers import tiny_protocol, tiny_set, whole
+from gpldla.utils.errors import UserError
+from tests.helpers import tiny_protocol, tiny_set, whole
 
 TASK = Task(ways=3, shots=2, queries=3)
 MEASURED = ("accuracy", "interval", "nll", "ece")
@@ -169,7 +168,7 @@ class TestSeeds:
 
 
 class TestChunks:
-    @pytest.mark.parametrize("name", ["PROBABILITIES_AT_ONCE", "IMAGES_AT_ONCE"])
+    @pytest.mark.parametrize("name", ["PROBS_PER_CHUNK", "IMAGES_PER_CHUNK"])
     @pytest.mark.parametrize("size", [1, 7, 200, 10**9])
     def test_their_size_changes_nothing(self, model, monkeypatch, name, size):
         usual = ProtocolEvaluator(model, noisy_protocol()).evaluate(TASK, episodes=20, repeats=2)
@@ -261,7 +260,7 @@ class TestRepresentingOnce:
             torch.testing.assert_close(used.log_prob, fresh.log_prob)
 
     def test_only_a_few_images_are_read_at_once(self, model, reads, monkeypatch):
-        monkeypatch.setattr(evaluation, "IMAGES_AT_ONCE", {"cpu": 7})
+        monkeypatch.setattr(evaluation, "IMAGES_PER_CHUNK", {"cpu": 7})
         PartEvaluator(model, whole(tiny_set())).predict(TASK, episodes=50, seed=0, split="novel")
         assert list(map(len, reads)) == [7, 7, 7, 7, 2]
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpldla import FewShotModel, export
-from gpldla.calibration import apply_temperature
-from gpldla.errors import UserError
+from gpldla.classifier.calibration import apply_temperature
+from gpldla.data.pictures import picture_tensor
 from gpldla.export import export_adaptable, export_classifier, export_feature_classifier
 from gpldla.heads import Posterior, create_head
-from gpldla.heads.linear_gp import LinearGPPosterior
-from gpldla.pictures import picture_tensor
+from gpldla.heads.gp.linear_gp import LinearGPPosterior
+from gpldla.utils.errors import UserError
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -50,7 +50,7 @@ def facts_of(file):
     return {prop.key: json.loads(prop.value) for prop in onnx.load(file).metadata_props}
 
 
-def shapes_of(file):
+def original_shapes(file):
     graph = onnx.load(file).graph
     return {
         value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
@@ -188,7 +188,7 @@ class TestAdaptable:
             "query": ["q", "d"],
             "probabilities": ["q", "classes"],
         }
-        assert shapes_of(adaptable) == shapes_of(adaptable_half) == expected
+        assert original_shapes(adaptable) == original_shapes(adaptable_half) == expected
         kinds = types_of(adaptable)
         assert kinds == types_of(adaptable_half)
         assert kinds["support"] == kinds["query"] == kinds["probabilities"] == onnx.TensorProto.FLOAT
@@ -208,7 +208,7 @@ class TestAdaptable:
         head = create_head("protonet", normalize=True).train()
         export_adaptable(head, 24, folder / "protonet.onnx", temperature=0.2)
         assert head.training  # it stays as it is
-        assert shapes_of(folder / "protonet.onnx")["query"] == ["q", 24]
+        assert original_shapes(folder / "protonet.onnx")["query"] == ["q", 24]
         assert facts_of(folder / "protonet.onnx")["temperature"] == 0.2
         support, labels, query = episode(4, [1, 2, 3], 4, 24)
         given_ = answers(folder / "protonet.onnx", support=support, labels=labels, query=query)
@@ -291,7 +291,7 @@ class TestFeatureClassifier:
         assert facts["kind"] == "feature classifier"
         assert facts["classes"] == ["Blaumeise", "ქორი", "c", "d", "e", "f"]
         assert facts["temperature"] == 2.5
-        assert shapes_of(of_features) == {"features": ["n", 12], "probabilities": ["n", 6]}
+        assert original_shapes(of_features) == {"features": ["n", 12], "probabilities": ["n", 6]}
         onnx.checker.check_model(onnx.load(of_features), full_check=True)
 
     def test_weight_draws_are_kept_and_float64_becomes_float32(self, folder):
@@ -515,7 +515,7 @@ class TestPictureClassifier:
             "temperature": 0.15,
             "half": half,
         }
-        assert shapes_of(of_pictures[half]) == {"images": ["n", 32, 32, 1], "probabilities": ["n", 5]}
+        assert original_shapes(of_pictures[half]) == {"images": ["n", 32, 32, 1], "probabilities": ["n", 5]}
         assert types_of(of_pictures[half])["images"] == onnx.TensorProto.UINT8
         onnx.checker.check_model(onnx.load(of_pictures[half]), full_check=True)
 

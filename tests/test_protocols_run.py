@@ -6,7 +6,7 @@ import os
 import pytest
 
 from gpldla.data import list_protocols
-from gpldla.recipe import list_recipes, read_recipe
+from gpldla.training.recipe import list_recipes, read_recipe
 from tests.data.trees import REAL_ROOT, write_root
 
 EMBEDDED = {"glyphs", "digits", "glyphs-digits"}
@@ -27,7 +27,7 @@ NEEDED = {"cub": "cub", "omniglot-emnist": "emnist", "tinyimagenet-mini": "tinyi
 @pytest.fixture(scope="module")
 def small_root(tmp_path_factory):
     """All data sets in their own layouts, small."""
-    return write_root(tmp_path_factory.mktemp("data"), classes_a_part=6, images_a_class=8, side=20)
+    return write_root(tmp_path_factory.mktemp("data"), classes_per_part=6, images_per_class=8, side=20)
 
 
 def train_and_eval(run, root, cache, folder, recipe, *settings, ways=5):

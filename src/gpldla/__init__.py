@@ -15,18 +15,18 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from gpldla.abstaining import AbstainingClassifier
-    from gpldla.embedders import ImageEmbedder, TextEmbedder
-    from gpldla.estimator import GPLDLAClassifier
-    from gpldla.model import FewShotClassifier, FewShotModel
+    from gpldla.classifier.abstaining import AbstainingClassifier
+    from gpldla.classifier.embedders import ImageEmbedder, TextEmbedder
+    from gpldla.classifier.estimator import GPLDLAClassifier
+    from gpldla.classifier.model import FewShotClassifier, FewShotModel
 
 _HOMES = {
-    "AbstainingClassifier": "gpldla.abstaining",
-    "FewShotClassifier": "gpldla.model",
-    "FewShotModel": "gpldla.model",
-    "GPLDLAClassifier": "gpldla.estimator",
-    "ImageEmbedder": "gpldla.embedders",
-    "TextEmbedder": "gpldla.embedders",
+    "AbstainingClassifier": "gpldla.classifier.abstaining",
+    "FewShotClassifier": "gpldla.classifier.model",
+    "FewShotModel": "gpldla.classifier.model",
+    "GPLDLAClassifier": "gpldla.classifier.estimator",
+    "ImageEmbedder": "gpldla.classifier.embedders",
+    "TextEmbedder": "gpldla.classifier.embedders",
 }
 
 

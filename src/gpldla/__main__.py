@@ -1,5 +1,5 @@
 """`python -m gpldla` is the command `gpldla`."""
 
-from gpldla.cli import main
+from gpldla.cli.app import main
 
 main()

@@ -8,26 +8,26 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gpldla.calibration import (
+from gpldla.classifier.calibration import (
     accuracy_percent,
     apply_temperature,
     fit_temperature,
     negative_log_likelihood,
     reliability,
 )
+from gpldla.classifier.features import cpu_batch_size
+from gpldla.classifier.model import FewShotModel
 from gpldla.data import Part, Protocol
+from gpldla.data.augment.transforms import evaluation_images
+from gpldla.data.episodes import EpisodeSampler
 from gpldla.data.part_images import PartImages
-from gpldla.data.transforms import evaluation_images
-from gpldla.embedding import cpu_batch
-from gpldla.episodes import EpisodeSampler
-from gpldla.errors import UserError
-from gpldla.model import FewShotModel
+from gpldla.utils.errors import UserError
 
 # How much is computed at once: what suits a CPU's caches, or what fills a GPU.
-IMAGES_AT_ONCE = {"cpu": 128, "cuda": 2_048}
-GPU_PIXELS_AT_ONCE = 2_048 * 84**2  # fewer images where they are larger
-PROBABILITIES_AT_ONCE = {"cpu": 20_000, "cuda": 5_000_000}
-MAP_VALUES_AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 28}
+IMAGES_PER_CHUNK = {"cpu": 128, "cuda": 2_048}
+GPU_PIXELS_PER_CHUNK = 2_048 * 84**2  # fewer images where they are larger
+PROBS_PER_CHUNK = {"cpu": 20_000, "cuda": 5_000_000}
+MAP_VALUES_PER_CHUNK = {"cpu": 1 << 24, "cuda": 1 << 28}
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ class PartEvaluator:
         device = represented.device
         support_rows, query_rows = (self._row[numbers] for numbers in (drawn.support, drawn.query))
         labels = drawn.labels.to(device)
-        at_once = max(1, _limit(PROBABILITIES_AT_ONCE, device) // (task.queries * task.ways**2))
+        at_once = max(1, _limit(PROBS_PER_CHUNK, device) // (task.queries * task.ways**2))
         if represented.ndim > 2:  # maps or images, which a head may compare pair by pair
             pairs = task.ways * (task.shots + task.queries) * task.ways
             an_episode = pairs * represented[0].numel()
-            at_once = max(1, min(at_once, _limit(MAP_VALUES_AT_ONCE, device) // an_episode))
+            at_once = max(1, min(at_once, _limit(MAP_VALUES_PER_CHUNK, device) // an_episode))
         answers = []
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             torch.manual_seed(seed)
@@ -137,9 +137,9 @@ def mean_feature(model: FewShotModel, part: Part) -> Tensor:
 def _image_chunks(model: FewShotModel, images: PartImages, numbers: Tensor) -> Iterator[Tensor]:
     """Yield images as the network wants them, a chunk at a time: the store may be larger than memory."""
     device, size = model.device, model.preprocessing.size
-    most = _limit(IMAGES_AT_ONCE, device)
-    fitting = max(1, GPU_PIXELS_AT_ONCE // size**2)
-    at_once = cpu_batch(size, most) if device.type == "cpu" else min(most, fitting)
+    most = _limit(IMAGES_PER_CHUNK, device)
+    fitting = max(1, GPU_PIXELS_PER_CHUNK // size**2)
+    at_once = cpu_batch_size(size, most) if device.type == "cpu" else min(most, fitting)
     for chunk in numbers.split(at_once) if len(numbers) else ():  # a GPU cannot resize no images
         yield evaluation_images(images[chunk], model.preprocessing)
 

@@ -27,14 +27,15 @@ import torch
 from torch import Tensor, nn
 
 import gpldla
-from gpldla.backbones import Backbone, Preprocessing
-from gpldla.calibration import apply_temperature
+from gpldla.backbones import Backbone
+from gpldla.classifier.calibration import apply_temperature
+from gpldla.data.augment.transforms import centre_crop, resized_images, standardise_
 from gpldla.data.decoding import mode_of
-from gpldla.data.transforms import centre_crop, resized_images, standardise_
-from gpldla.errors import UserError
-from gpldla.files import check_writable, write_atomically
+from gpldla.data.preprocessing import Preprocessing
 from gpldla.heads import Head, Posterior
-from gpldla.heads.linear_gp import LinearGPPosterior
+from gpldla.heads.gp.linear_gp import LinearGPPosterior
+from gpldla.utils.errors import UserError
+from gpldla.utils.files import check_writable, write_atomically
 
 if TYPE_CHECKING:
     import onnx
@@ -196,7 +197,7 @@ def _as_constant(value: Any) -> Any:
         return tuple(_as_constant(part) for part in value)
     if isinstance(value, Posterior) or is_dataclass(value):
         if isinstance(value, LinearGPPosterior):
-            value.settle()
+            value.fix_draws()
         own = copy.copy(value)
         vars(own).update({name: _as_constant(part) for name, part in vars(value).items()})
         return own

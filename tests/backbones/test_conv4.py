@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpldla.backbones import create_backbone, list_backbones
-from gpldla.errors import UserError
+from gpldla.utils.errors import UserError
 
 BLOCK = 64 * 64 * 9 + 64 + 2 * 64  # weights and biases of the convolution, scales and shifts of the BatchNorm
 

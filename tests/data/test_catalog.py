@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gpldla.data import Access, Places, list_protocols, list_sets, load_protocol, load_set
+from gpldla.data import Access, DataPaths, list_protocols, list_sets, load_protocol, load_set
 from gpldla.data.catalog import find_set, packed_stores, sources_of
 from gpldla.data.protocols import ALL
-from gpldla.data.sets import SETS, EmbeddedSet
+from gpldla.data.sets import SETS, BundledSet
 from gpldla.data.sets.glyphs import Glyphs
 from gpldla.data.splits import PARTS
 from gpldla.data.store import image_set_from_classes
-from gpldla.errors import UserError
-from gpldla.progress import Reporter
-
-from .trees import write_class, write_cub
+from gpldla.utils.errors import UserError
+from gpldla.utils.progress import Reporter
+from tests.data.trees import write_class, write_cub
 
 # Classes of base, validation and novel.
 CLASSES = {
@@ -60,7 +59,7 @@ def log():
 @pytest.fixture
 def access(tmp_path, log):
     (tmp_path / "root").mkdir()
-    places = Places(tmp_path / "root", tmp_path / "cache")
+    places = DataPaths(tmp_path / "root", tmp_path / "cache")
     return Access(places, Reporter(Console(file=log, width=1000)))
 
 
@@ -70,7 +69,7 @@ def names_of(protocol):
 
 def all_class_names(set_name):
     data_set = find_set(set_name)
-    if isinstance(data_set, EmbeddedSet):
+    if isinstance(data_set, BundledSet):
         return load_set(set_name).class_names
     return [name for names in data_set.class_lists.values() for name in names]
 
@@ -150,14 +149,14 @@ class TestOpening:
         assert parts["base"].image_set is parts["novel"].image_set
 
     def test_what_is_missing_is_named_with_where_to_get_it_and_to_put_it(self, access):
-        message = rf"'cub' is not in the data root {access.places.root}: get it from .* into .*/cub, or"
+        message = rf"'cub' is not in the data root {access.data_paths.root}: get it from .* into .*/cub, or"
         with pytest.raises(UserError, match=message):
             load_set("cub", access=access)
 
     def test_classes_that_are_missing_are_counted(self, access, log):
         """CUB's even numbers, counted from 0, are base classes."""
         for name in ("001.Black_footed_Albatross", "003.Sooty_Albatross"):
-            write_class(access.places.root / "cub" / name)
+            write_class(access.data_paths.root / "cub" / name)
         protocol = load_protocol("cub", access=access)
         assert names_of(protocol) == {"base": ["001.Black_footed_Albatross", "003.Sooty_Albatross"]}
         told = log.getvalue()
@@ -165,7 +164,7 @@ class TestOpening:
             assert f"cub is not complete: {part} classes of cub are there" in told
 
     def test_a_set_without_one_class_of_its_protocol_is_refused(self, access):
-        write_class(access.places.root / "cub" / "999.Dodo")
+        write_class(access.data_paths.root / "cub" / "999.Dodo")
         with pytest.raises(UserError, match="None of the classes of 'cub' is there"):
             load_protocol("cub", access=access)
 
@@ -174,7 +173,7 @@ class TestFolders:
     @pytest.fixture
     def folder(self, tmp_path):
         for name in ("ant", "bee", "cat", "dog"):
-            write_class(tmp_path / "animals" / name, images_a_class=2)
+            write_class(tmp_path / "animals" / name, images_per_class=2)
         return tmp_path / "animals"
 
     def test_are_sets_and_protocols(self, folder, access):
@@ -209,32 +208,32 @@ class TestFolders:
     def test_the_latest_packed_copy_serves(self, folder, access):
         name = f"folder:{folder}"
         load_set(name, access=access)
-        (first,) = packed_stores(find_set(name), access.places.cache)
+        (first,) = packed_stores(find_set(name), access.data_paths.cache)
         os.utime(first / "manifest.json", (0, 0))
         write_class(folder / "eel")
         load_set(name, access=access)
-        assert len(packed_stores(find_set(name), access.places.cache)) == 2
+        assert len(packed_stores(find_set(name), access.data_paths.cache)) == 2
         shutil.rmtree(folder)
         assert load_set(name, access=access).class_names[-1] == "eel"
 
     def test_damaged_stores_do_not_count_as_packed_copies(self, folder, access):
         name = f"folder:{folder}"
         load_set(name, access=access)
-        (store,) = packed_stores(find_set(name), access.places.cache)
+        (store,) = packed_stores(find_set(name), access.data_paths.cache)
         (store / "manifest.json").write_text("{")
-        assert packed_stores(find_set(name), access.places.cache) == []
+        assert packed_stores(find_set(name), access.data_paths.cache) == []
 
     def test_a_bad_image_is_left_out_only_where_that_is_wanted(self, folder, access):
         (folder / "cat" / "1.png").write_bytes(b"no image")
         with pytest.raises(UserError, match=rf"{folder / 'cat' / '1.png'} cannot be read"):
             load_set(f"folder:{folder}", access=access)
-        skipping = Access(access.places, skip_bad=True)
+        skipping = Access(access.data_paths, skip_bad=True)
         assert load_set(f"folder:{folder}", access=skipping).counts.tolist() == [2, 2, 1, 2]
 
 
 def test_the_side_of_stored_images_may_be_chosen(tmp_path):
     write_class(tmp_path / "pets" / "cat", side=40)
-    access = Access(Places(tmp_path, tmp_path / "cache"))
+    access = Access(DataPaths(tmp_path, tmp_path / "cache"))
     sides = [
         load_set(f"folder:{tmp_path / 'pets'}", side=side, access=access).images.shape[-1]
         for side in (None, 24, 64)
@@ -259,7 +258,7 @@ class TestAgainAfterTrouble:
         load_set(f"folder:{tmp_path / 'photos'}", access=access)
         (tmp_path / "photos").rename(tmp_path / "moved")
         load_set(f"folder:{tmp_path / 'photos'}", access=access)
-        assert f"is not there; using {access.places.cache}" in log.getvalue()
+        assert f"is not there; using {access.data_paths.cache}" in log.getvalue()
 
     def test_what_was_left_out_is_said_with_the_remedy(self, tmp_path, access, log):
         write_class(tmp_path / "photos" / "cat")
@@ -279,7 +278,7 @@ class TestAgainAfterTrouble:
         assert len(load_set(name, size=224, access=access).images) == 3
 
     def test_only_the_data_sets_of_the_wanted_parts_are_needed(self, tmp_path, access):
-        write_cub(access.places.root / "cub")
+        write_cub(access.data_paths.root / "cub")
         protocol = load_protocol("mini-cub", parts=("validation", "novel"), access=access)
         assert list(protocol.parts) == ["validation", "novel"]
 

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from gpldla.data import Access, Places, list_protocols, list_sets, load_set
-from gpldla.data.inventory import protocol_facts, set_status, take_stock
+from gpldla.data import Access, DataPaths, list_protocols, list_sets, load_set
+from gpldla.data.inventory import data_inventory, protocol_facts, set_status
 from tests.data.trees import write_cub, write_emnist, write_folder, write_miniimagenet, write_root, zip_up
 
 EMBEDDED = ("digits", "glyphs")
@@ -32,26 +32,26 @@ def access(tmp_path):
     cache.mkdir()
     for name in EMBEDDED:
         load_set(name)  # drawn once a session
-        for store in Places().cache.glob(f"{name}-*"):
+        for store in DataPaths().cache.glob(f"{name}-*"):
             (cache / store.name).symlink_to(store)
-    return Access(Places(tmp_path / "root", cache))
+    return Access(DataPaths(tmp_path / "root", cache))
 
 
 @pytest.fixture
 def root(access):
-    return access.places.root
+    return access.data_paths.root
 
 
 class TestWithoutData:
     def test_every_protocol_tells_how_many_classes_it_asks_for(self, access):
-        protocols = take_stock(access)["protocols"]
+        protocols = data_inventory(access)["protocols"]
         assert list(protocols) == list_protocols() == sorted(CLASSES)
         for name, counts in CLASSES.items():
             wanted = {part: n for part, n in zip(("base", "validation", "novel"), counts) if n is not None}
             assert {part: facts["classes"] for part, facts in protocols[name].items()} == wanted
 
     def test_stored_sets_are_missing_and_embedded_ones_are_there(self, access):
-        sets = take_stock(access)["sets"]
+        sets = data_inventory(access)["sets"]
         assert list(sets) == list_sets() == sorted(EMBEDDED + STORED)
         assert {name for name, facts in sets.items() if facts["found"]} == set(EMBEDDED)
         for name in STORED:
@@ -63,26 +63,26 @@ class TestWithoutData:
             assert sets[name]["get"] is None
 
     def test_parts_of_missing_sets_have_nothing(self, access):
-        for facts in take_stock(access)["protocols"]["omniglot-emnist"].values():
+        for facts in data_inventory(access)["protocols"]["omniglot-emnist"].values():
             assert (facts["classes_found"], facts["images"]) == (0, 0)
 
     def test_it_is_json_and_names_the_places(self, access):
-        stock = take_stock(access)
+        stock = data_inventory(access)
         assert json.loads(json.dumps(stock)) == stock
-        assert stock["data_root"] == str(access.places.root)
-        assert stock["cache"] == str(access.places.cache)
+        assert stock["data_root"] == str(access.data_paths.root)
+        assert stock["cache"] == str(access.data_paths.cache)
 
     def test_looking_creates_nothing(self, access, root):
-        before = sorted(access.places.cache.iterdir())
-        take_stock(access)
+        before = sorted(access.data_paths.cache.iterdir())
+        data_inventory(access)
         assert not root.exists()
-        assert sorted(access.places.cache.iterdir()) == before
+        assert sorted(access.data_paths.cache.iterdir()) == before
 
 
 class TestFound:
     def test_what_is_there_is_counted_without_being_packed(self, access, root):
-        write_root(root, classes_a_part=2, images_a_class=3, side=8)
-        sets = take_stock(access)["sets"]
+        write_root(root, classes_per_part=2, images_per_class=3, side=8)
+        sets = data_inventory(access)["sets"]
         found = {name: (sets[name]["classes"], sets[name]["images"]) for name in STORED}
         assert found == {
             "cub": (6, 18),
@@ -96,8 +96,8 @@ class TestFound:
         assert all(sets[name]["packed"] == [] for name in STORED)
 
     def test_the_parts_of_protocols_are_counted(self, access, root):
-        write_root(root, classes_a_part=2, images_a_class=3, side=8)
-        protocols = take_stock(access)["protocols"]
+        write_root(root, classes_per_part=2, images_per_class=3, side=8)
+        protocols = data_inventory(access)["protocols"]
         assert protocols["mini-cub"]["base"] == {
             "set": "miniimagenet",
             "classes": 100,
@@ -112,7 +112,7 @@ class TestFound:
         }
 
     def test_what_is_missing_is_said(self, access, root):
-        write_cub(root / "cub", classes_a_part=20)
+        write_cub(root / "cub", classes_per_part=20)
         status = set_status("cub", access)
         assert status.usable
         assert not status.complete
@@ -124,7 +124,7 @@ class TestFound:
         )
 
     def test_a_whole_set_is_complete(self, access, root, monkeypatch):
-        write_cub(root / "cub", classes_a_part=100, images_a_class=1, side=4)
+        write_cub(root / "cub", classes_per_part=100, images_per_class=1, side=4)
         monkeypatch.setattr("gpldla.data.sets.cub.CUB.n_images", 200)
         status = set_status("cub", access)
         assert status.complete
@@ -205,7 +205,7 @@ class TestPacked:
         assert not any(
             "cannot be read" in fault for fault in set_status("cub", access).faults
         )  # not yet decoded
-        load_set("cub", access=Access(access.places, skip_bad=True))
+        load_set("cub", access=Access(access.data_paths, skip_bad=True))
         status = set_status("cub", access)
         assert sum(status.counts.values()) == 17
         assert status.faults[-1].startswith(f"{bad} cannot be read")
@@ -213,15 +213,15 @@ class TestPacked:
     def test_a_store_of_other_files_does_not_count(self, access, root):
         write_cub(root / "cub")
         load_set("cub", access=access)
-        write_cub(root / "cub", classes_a_part=3)
+        write_cub(root / "cub", classes_per_part=3)
         assert len(set_status("cub", access).counts) == 9
 
     def test_the_latest_store_counts_when_the_data_root_has_gone(self, access, root):
-        for classes_a_part in (3, 2):
+        for classes_per_part in (3, 2):
             shutil.rmtree(root, ignore_errors=True)
             for store in set_status("cub", access).stores:
                 os.utime(store / "manifest.json", (1e9, 1e9))  # long ago
-            write_cub(root / "cub", classes_a_part=classes_a_part)
+            write_cub(root / "cub", classes_per_part=classes_per_part)
             load_set("cub", access=access)
         shutil.rmtree(root)
         assert len(set_status("cub", access).stores) == 2

@@ -15,13 +15,13 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from gpldla.data import Access, Places, load_protocol, load_set, packing
+from gpldla.data import Access, DataPaths, load_protocol, load_set, packing
 from gpldla.data.decoding import square_pixels
 from gpldla.data.sets.stored_size import photograph_side
 from gpldla.data.source_files import SourceFile
 from gpldla.data.store import read_manifest
-from gpldla.errors import UserError
-from gpldla.progress import Reporter
+from gpldla.utils.errors import UserError
+from gpldla.utils.progress import Reporter
 from tests.data.trees import listing, pictures, save, write_class, write_cub, write_folder, write_root, zip_up
 
 TYPES = ["jpg", "png", "webp", "bmp", "gif", "tiff", "ppm"]
@@ -45,7 +45,7 @@ def pack(cache, tmp_path):
 
     def run(folder, *, skip_bad=False, size=None):
         report = Reporter(Console(file=said, width=1000))
-        access = Access(Places(tmp_path, cache), report, skip_bad)
+        access = Access(DataPaths(tmp_path, cache), report, skip_bad)
         return load_set(f"folder:{folder}", size=size, access=access)
 
     run.said = said
@@ -251,7 +251,7 @@ class TestBadFiles:
             square_pixels(content[: len(content) // 2], 3, 48)
 
     def test_the_images_after_a_bad_one_keep_their_classes(self, tmp_path, pack):
-        folder = write_folder(tmp_path / "set", n_classes=3, images_a_class=10)  # two tasks
+        folder = write_folder(tmp_path / "set", n_classes=3, images_per_class=10)  # two tasks
         whole = pack(folder).images[:]
         for name in ("kind-00/0.png", "kind-02/0.png"):
             (folder / name).write_bytes(b"")
@@ -325,12 +325,12 @@ class TestStore:
         assert packed.class_names == before[1]
 
     def test_order_and_checksum_do_not_depend_on_the_cores(self, tmp_path, monkeypatch):
-        folder = write_folder(tmp_path / "set", n_classes=30, images_a_class=5)  # ten tasks
+        folder = write_folder(tmp_path / "set", n_classes=30, images_per_class=5)  # ten tasks
         sums = set()
         for cores in (1, 2, 7):
             monkeypatch.setattr(packing, "_cores", lambda n=cores: n)
             cache = tmp_path / f"cache-{cores}"
-            load_set(f"folder:{folder}", access=Access(Places(tmp_path, cache)))
+            load_set(f"folder:{folder}", access=Access(DataPaths(tmp_path, cache)))
             sums.add(read_manifest(next(cache.iterdir()))["sha256"])
         assert len(sums) == 1
 
@@ -365,7 +365,7 @@ class TestStore:
         assert len(pack(pets).class_names) == 5
 
     def test_nothing_is_written_to_the_data_root(self, tmp_path):
-        root = write_root(tmp_path / "root", classes_a_part=1, images_a_class=2, side=8)
+        root = write_root(tmp_path / "root", classes_per_part=1, images_per_class=2, side=8)
         zip_up(root / "cub")
         before = listing(root)
         for path in [root, *root.rglob("*")]:
@@ -378,7 +378,7 @@ class TestStore:
                 "tieredimagenet",
                 f"folder:{root / 'pets'}",
             ):
-                load_protocol(name, access=Access(Places(root, tmp_path / "cache")))
+                load_protocol(name, access=Access(DataPaths(root, tmp_path / "cache")))
         finally:
             for path in [root, *root.rglob("*/")]:
                 path.chmod(0o755)
@@ -415,14 +415,14 @@ class TestInterruption:
     def test_a_cache_that_cannot_be_written_is_named(self, pets, tmp_path):
         (tmp_path / "file").write_text("in the way")
         with pytest.raises(UserError, match=r"cannot be written .*choose another cache folder"):
-            load_set(f"folder:{pets}", access=Access(Places(tmp_path, tmp_path / "file" / "cache")))
+            load_set(f"folder:{pets}", access=Access(DataPaths(tmp_path, tmp_path / "file" / "cache")))
 
     def test_two_processes_may_pack_the_same_at_the_same_time(self, tmp_path, cache):
         root = tmp_path / "root"
-        write_cub(root / "cub", classes_a_part=20, images_a_class=5)
+        write_cub(root / "cub", classes_per_part=20, images_per_class=5)
         script = (
-            "from gpldla.data import load_set, Access, Places\n"
-            f"image_set = load_set('cub', access=Access(Places({str(root)!r}, {str(cache)!r})))\n"
+            "from gpldla.data import load_set, Access, DataPaths\n"
+            f"image_set = load_set('cub', access=Access(DataPaths({str(root)!r}, {str(cache)!r})))\n"
             "print(len(image_set.images), int(image_set.images.astype('int64').sum()))\n"
         )
         command = [sys.executable, "-c", script]
@@ -451,7 +451,7 @@ def test_a_photograph_of_100_million_pixels_is_packed_without_a_warning(pets, pa
 
 @pytest.mark.parametrize("signal_name", ["SIGINT", "SIGTERM"])
 def test_a_signal_leaves_nothing_behind(tmp_path, signal_name):
-    write_folder(tmp_path / "pets", n_classes=4, images_a_class=800, side=64)
+    write_folder(tmp_path / "pets", n_classes=4, images_per_class=800, side=64)
     cache = tmp_path / "cache"
     command = [sys.executable, "-m", "gpldla", "data", "prepare", f"folder:{tmp_path / 'pets'}"]
     process = subprocess.Popen([*command, "--cache", str(cache)], stderr=subprocess.DEVNULL)

@@ -23,14 +23,14 @@ def images(request, part, monkeypatch):
     """The images as they are read from the store, and as a GPU keeps them, a few copied at once."""
     if request.param == "resident":
         monkeypatch.setattr(PartImages, "_fits", lambda self: True)
-        monkeypatch.setattr(part_images, "COPIED_AT_ONCE", 3000)
+        monkeypatch.setattr(part_images, "COPY_CHUNK_BYTES", 3000)
     return PartImages(part, "cpu")
 
 
 @pytest.mark.parametrize("numbers", [[9, 0, 9], [], list(range(14))], ids=str)
 def test_images_and_shapes_come_by_their_numbers_in_the_part(images, part, numbers):
     wanted = torch.tensor(numbers, dtype=torch.int64)
-    pixels, shapes = images[wanted], images.shapes_of(wanted)
+    pixels, shapes = images[wanted], images.original_shapes(wanted)
     chosen = [ORDER[number] for number in numbers]
     assert pixels.dtype == torch.uint8
     np.testing.assert_array_equal(pixels.numpy(), part.image_set.images[chosen])
@@ -50,7 +50,7 @@ def test_images_may_be_changed(images, part):
 
 
 def test_a_set_without_shapes_has_none():
-    assert PartImages(Part(tiny_set(), (0,)), "cpu").shapes_of(torch.tensor([1])) is None
+    assert PartImages(Part(tiny_set(), (0,)), "cpu").original_shapes(torch.tensor([1])) is None
 
 
 def test_images_are_put_where_they_are_wanted(images):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from gpldla.data.protocols import Part, Protocol
-from gpldla.errors import UserError
+from gpldla.utils.errors import UserError
 from tests.helpers import tiny_set, whole
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from gpldla.data import Access, Places, load_protocol, load_set
+from gpldla.data import Access, DataPaths, load_protocol, load_set
 from gpldla.data.inventory import set_status
 from tests.data.trees import REAL_ROOT
 
@@ -24,7 +24,7 @@ SIZE = 28  # inputs of this size keep the stores small; what is counted here doe
 
 def access():
     """Stores lie apart from those of other tests, which shall find nothing packed where they expect that."""
-    return Access(Places(REAL_ROOT, Path(os.environ["GPLDLA_CACHE"]) / "real"))
+    return Access(DataPaths(REAL_ROOT, Path(os.environ["GPLDLA_CACHE"]) / "real"))
 
 
 def need(*sets):

@@ -7,7 +7,7 @@ import pytest
 
 from gpldla.data import source_files
 from gpldla.data.source_files import SourceFile, is_image, read_tree, stamp
-from gpldla.errors import UserError
+from gpldla.utils.errors import UserError
 
 
 def write(path, content=b"content"):

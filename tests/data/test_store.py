@@ -17,7 +17,7 @@ from gpldla.data.store import (
     store_folder,
     write_store,
 )
-from gpldla.errors import UserError
+from gpldla.utils.errors import UserError
 from tests.helpers import tiny_set
 
 GROUPS = [np.repeat([0, 1], [2, 4]), np.repeat([3, 1], [3, 4])]

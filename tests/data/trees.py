@@ -27,53 +27,53 @@ REAL_ROOT = Path(os.environ.get("GPLDLA_DATA") or Path(__file__).parents[3] / "s
 LATIN = ("Latin/character01", "Latin/character02")
 
 
-def write_root(root: Path, *, classes_a_part: int = 8, images_a_class: int = 25, side: int = 24) -> Path:
+def write_root(root: Path, *, classes_per_part: int = 8, images_per_class: int = 25, side: int = 24) -> Path:
     """Write a data root with every data set, and a plain folder of class folders, `pets`.
 
     Characters keep their own sizes, 105 pixels in Omniglot and 28 in EMNIST.
     """
-    options = {"classes_a_part": classes_a_part, "images_a_class": images_a_class}
+    options = {"classes_per_part": classes_per_part, "images_per_class": images_per_class}
     write_cub(root / "cub", **options, side=side)
     write_omniglot(root / "omniglot", **options)
     write_emnist(root / "emnist", **options)
     write_miniimagenet(root / "miniimagenet", **options, side=side)
     write_tieredimagenet(root / "tieredimagenet", **options, side=side)
     write_tinyimagenet_mini(root / "tinyimagenet-mini", **options, side=side)
-    write_folder(root / "pets", n_classes=4 * classes_a_part, images_a_class=images_a_class, side=side)
+    write_folder(root / "pets", n_classes=4 * classes_per_part, images_per_class=images_per_class, side=side)
     return root
 
 
-def write_cub(folder: Path, *, classes_a_part: int = 2, images_a_class: int = 3, side: int = 16) -> Path:
+def write_cub(folder: Path, *, classes_per_part: int = 2, images_per_class: int = 3, side: int = 16) -> Path:
     """Write CUB_200_2011/images/001.Black_footed_Albatross/Black_footed_Albatross_0001.jpg and so on."""
-    for name in sorted(first_classes("cub", classes_a_part)):
-        for number, picture in enumerate(pictures(name, images_a_class, side, side + side // 4), 1):
+    for name in sorted(first_classes("cub", classes_per_part)):
+        for number, picture in enumerate(pictures(name, images_per_class, side, side + side // 4), 1):
             save(picture, folder / "CUB_200_2011" / "images" / name / f"{name[4:]}_{number:04}.jpg")
     return folder
 
 
-def write_omniglot(folder: Path, *, classes_a_part: int = 2, images_a_class: int = 3) -> Path:
-    """Write `classes_a_part` characters that are not Latin, over both halves, and two that are."""
+def write_omniglot(folder: Path, *, classes_per_part: int = 2, images_per_class: int = 3) -> Path:
+    """Write `classes_per_part` characters that are not Latin, over both halves, and two that are."""
     names = class_lists("omniglot")["base"]
-    half = (classes_a_part + 1) // 2
+    half = (classes_per_part + 1) // 2
     later = [name for name in names if name.startswith(("Angelic/", "Atemayar_Qelisayer/"))]
-    _write_characters(folder / "images_background", [*names[:half], *LATIN], images_a_class)
-    _write_characters(folder / "images_evaluation", later[: classes_a_part - half], images_a_class)
+    _write_characters(folder / "images_background", [*names[:half], *LATIN], images_per_class)
+    _write_characters(folder / "images_evaluation", later[: classes_per_part - half], images_per_class)
     return folder
 
 
-def _write_characters(folder: Path, names: Sequence[str], images_a_class: int) -> None:
+def _write_characters(folder: Path, names: Sequence[str], images_per_class: int) -> None:
     for place, name in enumerate(names, 1):
-        for number, drawing in enumerate(drawings(name, images_a_class, 105), 1):
+        for number, drawing in enumerate(drawings(name, images_per_class, 105), 1):
             save(
                 drawing.convert("1", dither=Image.Dither.NONE), folder / name / f"{place:04}_{number:02}.png"
             )
 
 
-def write_emnist(folder: Path, *, classes_a_part: int = 2, images_a_class: int = 3) -> Path:
+def write_emnist(folder: Path, *, classes_per_part: int = 2, images_per_class: int = 3) -> Path:
     """Write the two gzipped IDX files: transposed, ink bright on black, classes in no order."""
-    names = [name for part in class_lists("emnist").values() for name in part[:classes_a_part]]
-    labels = np.repeat([CHARACTERS.index(name) for name in names], images_a_class).astype(np.uint8)
-    upright = np.stack([np.asarray(d) for name in names for d in drawings(name, images_a_class, 28)])
+    names = [name for part in class_lists("emnist").values() for name in part[:classes_per_part]]
+    labels = np.repeat([CHARACTERS.index(name) for name in names], images_per_class).astype(np.uint8)
+    upright = np.stack([np.asarray(d) for name in names for d in drawings(name, images_per_class, 28)])
     order = np.random.default_rng(0).permutation(len(labels))
     write_idx(folder / f"{EMNIST_IMAGES}.gz", (255 - upright[order]).transpose(0, 2, 1))
     write_idx(folder / f"{EMNIST_LABELS}.gz", labels[order])
@@ -91,8 +91,8 @@ def write_idx(path: Path, array: np.ndarray) -> None:
 def write_miniimagenet(
     folder: Path,
     *,
-    classes_a_part: int = 2,
-    images_a_class: int = 3,
+    classes_per_part: int = 2,
+    images_per_class: int = 3,
     side: int = 16,
     set_name: str = "miniimagenet",
     ending: str = ".jpg",
@@ -100,8 +100,8 @@ def write_miniimagenet(
     """Write images/n0153282900000001.jpg and so on, with train.csv, val.csv and test.csv."""
     for part, table in TABLE_OF_PART.items():
         lines = []
-        for label in class_lists(set_name)[part][:classes_a_part]:
-            for number, picture in enumerate(pictures(label, images_a_class, side, side), 1):
+        for label in class_lists(set_name)[part][:classes_per_part]:
+            for number, picture in enumerate(pictures(label, images_per_class, side, side), 1):
                 save(picture, folder / "images" / f"{label}{number:08}{ending}")
                 lines.append((f"{label}{number:08}{ending}", label))
         write_table(folder / f"{table}.csv", lines)
@@ -121,44 +121,46 @@ def write_tinyimagenet_mini(folder: Path, **options) -> Path:
 
 
 def write_miniimagenet_folders(
-    folder: Path, *, classes_a_part: int = 2, images_a_class: int = 3, side: int = 16
+    folder: Path, *, classes_per_part: int = 2, images_per_class: int = 3, side: int = 16
 ) -> Path:
     """Write miniImageNet in its other layout: one folder a class, below train, val and test."""
-    return _write_wordnet(folder, "miniimagenet", classes_a_part, images_a_class, side)
+    return _write_wordnet(folder, "miniimagenet", classes_per_part, images_per_class, side)
 
 
 def write_tieredimagenet(
-    folder: Path, *, classes_a_part: int = 2, images_a_class: int = 3, side: int = 16
+    folder: Path, *, classes_per_part: int = 2, images_per_class: int = 3, side: int = 16
 ) -> Path:
     """Write train/n01530575/n01530575_1.JPEG and so on."""
-    return _write_wordnet(folder, "tieredimagenet", classes_a_part, images_a_class, side)
+    return _write_wordnet(folder, "tieredimagenet", classes_per_part, images_per_class, side)
 
 
-def _write_wordnet(folder: Path, set_name: str, classes_a_part: int, images_a_class: int, side: int) -> Path:
+def _write_wordnet(
+    folder: Path, set_name: str, classes_per_part: int, images_per_class: int, side: int
+) -> Path:
     for part, outer in TABLE_OF_PART.items():
-        for name in class_lists(set_name)[part][:classes_a_part]:
-            for number, picture in enumerate(pictures(name, images_a_class, side, side + side // 4), 1):
+        for name in class_lists(set_name)[part][:classes_per_part]:
+            for number, picture in enumerate(pictures(name, images_per_class, side, side + side // 4), 1):
                 save(picture, folder / outer / name / f"{name}_{number}.JPEG")
     return folder
 
 
-def write_folder(folder: Path, *, n_classes: int = 8, images_a_class: int = 3, side: int = 16) -> Path:
+def write_folder(folder: Path, *, n_classes: int = 8, images_per_class: int = 3, side: int = 16) -> Path:
     """Write a plain folder of class folders: kind-00/0.png and so on."""
     for place in range(n_classes):
-        write_class(folder / f"kind-{place:02}", images_a_class=images_a_class, side=side)
+        write_class(folder / f"kind-{place:02}", images_per_class=images_per_class, side=side)
     return folder
 
 
-def write_class(folder: Path, *, images_a_class: int = 3, side: int = 16, ending: str = ".png") -> Path:
+def write_class(folder: Path, *, images_per_class: int = 3, side: int = 16, ending: str = ".png") -> Path:
     """Write one folder of images that show what its name stands for."""
-    for number, picture in enumerate(pictures(folder.name, images_a_class, side, side)):
+    for number, picture in enumerate(pictures(folder.name, images_per_class, side, side)):
         save(picture, folder / f"{number}{ending}")
     return folder
 
 
-def first_classes(set_name: str, classes_a_part: int) -> list[str]:
+def first_classes(set_name: str, classes_per_part: int) -> list[str]:
     """Return the first classes of each part of a data set, part after part."""
-    return [name for names in class_lists(set_name).values() for name in names[:classes_a_part]]
+    return [name for names in class_lists(set_name).values() for name in names[:classes_per_part]]
 
 
 def pictures(name: str, count: int, height: int, width: int) -> Iterator[Image.Image]:

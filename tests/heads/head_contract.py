@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gpldla.errors import UserError
 from gpldla.heads import Head, create_head, list_heads
+from gpldla.utils.errors import UserError
 
 
 def random_episode(shots, ways, queries, d, *, batch=(), dtype=torch.float64, seed=0, nonnegative=True):

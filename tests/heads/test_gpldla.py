@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpldla.errors import UserError
-from gpldla.heads import create_head, linear_gp
-
-from . import reference
-from .head_contract import HeadContract, random_episode
+from gpldla.heads import create_head
+from gpldla.heads.gp import linear_gp
+from gpldla.utils.errors import UserError
+from tests.heads import reference
+from tests.heads.head_contract import HeadContract, random_episode
 
 
 class TestGPLDLA(HeadContract):
@@ -100,8 +100,8 @@ def test_features_are_raised_to_a_power(power):
     moments = reference.adapt(roots[0].numpy(), labels.numpy(), 3, 0.7, 1.3)[:4]
     for got, expected in zip(posterior.logits(query), reference.logits(roots[1].numpy(), *moments)):
         assert largest_relative_error(got, expected) < 1e-4
-    as_they_are = adapted(support, labels, 3, 0.7, 1.3)
-    assert not torch.allclose(posterior.log_prob(query), as_they_are.log_prob(query))
+    identity_transform = adapted(support, labels, 3, 0.7, 1.3)
+    assert not torch.allclose(posterior.log_prob(query), identity_transform.log_prob(query))
 
 
 def test_a_root_has_gradients_at_zero_and_ignores_the_size_of_features():
@@ -363,7 +363,7 @@ def test_many_episodes_are_answered_in_chunks_that_do_not_show(monkeypatch, at_o
     support, labels, query, _ = random_episode(2, 3, 4, 8, batch=(2, 5))
     posterior = create_head("gpldla").eval().adapt(support, labels, 3)
     expected = [t.detach() for t in posterior.logits(query)]
-    monkeypatch.setattr(linear_gp, "VALUES_AT_ONCE", at_once)
+    monkeypatch.setattr(linear_gp, "VALUES_PER_CHUNK", at_once)
     with torch.no_grad():
         for ours, whole in zip(posterior.logits(query), expected):
             torch.testing.assert_close(ours, whole)

@@ -7,13 +7,12 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from gpldla.errors import UserError
 from gpldla.heads import create_head, gpldla_auto
 from gpldla.heads.base import class_one_hot
+from gpldla.heads.gp.predictive import quadrature
 from gpldla.heads.gpldla_auto import GRID, PRIOR_WIDTH, default_beta
-from gpldla.heads.predictive import quadrature
-
-from .head_contract import HeadContract, random_episode
+from gpldla.utils.errors import UserError
+from tests.heads.head_contract import HeadContract, random_episode
 
 
 class AutoContract(HeadContract):
@@ -524,8 +523,8 @@ def choose_with(monkeypatch):
     """Let β be chosen with at most so many examples, of which so many are scored."""
 
     def set_limits(most, scored):
-        monkeypatch.setattr(gpldla_auto, "MOST_LEFT_OUT", most)
-        monkeypatch.setattr(gpldla_auto, "ENOUGH_TO_SCORE", scored)
+        monkeypatch.setattr(gpldla_auto, "MAX_LEFT_OUT", most)
+        monkeypatch.setattr(gpldla_auto, "N_SCORED_EXAMPLES", scored)
 
     return set_limits
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from gpldla.heads import create_head, list_heads
-
-from .head_contract import random_episode
+from tests.heads.head_contract import random_episode
 
 OF_THE_PAPER = {
     "baseline++",

@@ -5,10 +5,9 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from gpldla.errors import UserError
 from gpldla.heads import create_head
-
-from .head_contract import HeadContract, random_episode
+from gpldla.utils.errors import UserError
+from tests.heads.head_contract import HeadContract, random_episode
 
 
 class TestLaplace(HeadContract):

@@ -6,8 +6,7 @@ import torch
 from scipy.spatial.distance import pdist
 
 from gpldla.heads import create_head
-
-from .head_contract import HeadContract, random_episode
+from tests.heads.head_contract import HeadContract, random_episode
 
 
 class TestLDA(HeadContract):

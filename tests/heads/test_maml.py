@@ -9,10 +9,9 @@ from torch import nn
 from torch.func import functional_call
 
 from gpldla import FewShotModel
-from gpldla.errors import UserError
 from gpldla.heads import create_head, maml
-
-from .head_contract import HeadContract, random_episode
+from gpldla.utils.errors import UserError
+from tests.heads.head_contract import HeadContract, random_episode
 
 
 class TestMAML(HeadContract):
@@ -296,8 +295,8 @@ def test_batch_equals_loop_with_a_network(name, vectorised, monkeypatch):
             losses.append(F.nll_loss(alone, query_labels[i, j]))
     loss = F.nll_loss(together.flatten(0, 2), query_labels.flatten())
     parameters = [head.last_layer.weight, *network.parameters()]
-    of_batch, of_loop = (torch.autograd.grad(value, parameters) for value in (loss, sum(losses) / 4))
-    for mine, yours in zip(of_batch, of_loop):
+    batch_normalise, of_loop = (torch.autograd.grad(value, parameters) for value in (loss, sum(losses) / 4))
+    for mine, yours in zip(batch_normalise, of_loop):
         torch.testing.assert_close(mine, yours, atol=1e-8, rtol=1e-6)
 
 

@@ -8,11 +8,10 @@ from scipy.stats import multivariate_normal, multivariate_t
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gpldla.errors import UserError
 from gpldla.heads import create_head
-from gpldla.heads.metaqda import slots_by_class
-
-from .head_contract import HeadContract, random_episode
+from gpldla.heads.metaqda import padded_class_indices
+from gpldla.utils.errors import UserError
+from tests.heads.head_contract import HeadContract, random_episode
 
 VARIANTS = {
     "bayes": {"estimate": "bayes"},
@@ -267,7 +266,7 @@ def test_slots_list_the_examples_of_each_class():
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(4, (2, 3, 11), generator=generator)
     labels[0, 0] = torch.tensor([2] * 8 + [0, 1, 0])  # no example of class 3
-    slots, filled = slots_by_class(labels, 4)
+    slots, filled = padded_class_indices(labels, 4)
     assert slots.shape == filled.shape == (2, 3, 4, 8)
     for i in range(2):
         for j in range(3):

@@ -6,10 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpldla import FewShotModel
-from gpldla.errors import UserError
 from gpldla.heads import create_head
-
-from .head_contract import HeadContract, random_episode
+from gpldla.utils.errors import UserError
+from tests.heads.head_contract import HeadContract, random_episode
 
 
 class TestRelationNet(HeadContract):

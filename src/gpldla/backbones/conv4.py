@@ -6,8 +6,9 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpldla.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preprocessing, register_backbone
+from gpldla.backbones.base import Backbone, register_backbone
 from gpldla.backbones.episode_blocks import FEW_CHANNELS, EpisodeBlock
+from gpldla.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 
 FILTERS = 64
 
@@ -100,5 +101,5 @@ class Block(nn.Sequential, EpisodeBlock):
                 x = layer(x)
             return x
         if x.shape[1] <= FEW_CHANNELS and pool and convolution.padding == (1, 1) and not x.requires_grad:
-            return self.first_convolved(x, convolution, norm)
-        return self.convolved(x, convolution, norm, pool=pool)
+            return self.first_conv_norm(x, convolution, norm)
+        return self.conv_norm(x, convolution, norm, pool=pool)

@@ -5,8 +5,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from gpldla.backbones.base import Backbone, Preprocessing, register_backbone
-from gpldla.errors import UserError
+from gpldla.backbones.base import Backbone, register_backbone
+from gpldla.data.preprocessing import Preprocessing
+from gpldla.utils.errors import UserError
 
 FEATURES = 1280
 # The network was trained on (x − 127) / 128 for x in 0..255; ours are in 0..1.

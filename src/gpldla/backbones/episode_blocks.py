@@ -26,7 +26,7 @@ class EpisodeBlock(nn.Module):
         """Whether kernels are to do the work now."""
         return self.episodes > 0 and self.training
 
-    def convolved(self, x: Tensor, convolution: nn.Module, norm: nn.Module, **following: Any) -> Tensor:
+    def conv_norm(self, x: Tensor, convolution: nn.Module, norm: nn.Module, **following: Any) -> Tensor:
         """Convolve and normalise x [n, c, h, w], and do what follows: see `gpldla.kernels.normalise`."""
         from gpldla.kernels.normalise import normalise
 
@@ -34,7 +34,7 @@ class EpisodeBlock(nn.Module):
         x = F.conv2d(x, convolution.weight, None, convolution.stride, convolution.padding)
         return normalise(x, **self._norm(norm), offset=convolution.bias, **following)
 
-    def first_convolved(self, images: Tensor, convolution: nn.Module, norm: nn.Module) -> Tensor:
+    def first_conv_norm(self, images: Tensor, convolution: nn.Module, norm: nn.Module) -> Tensor:
         """Convolve images [n, c, h, w] of few channels, normalise, ReLU and max-pool them."""
         from gpldla.kernels.first_block import convolve_normalise_relu_pool
 
@@ -52,7 +52,7 @@ class EpisodeBlock(nn.Module):
         return {"episodes": self.episodes, **{name: getattr(norm, name) for name in names}}
 
 
-def train_on_episodes(network: nn.Module, episodes: int) -> bool:
+def set_batch_episodes(network: nn.Module, episodes: int) -> bool:
     """Let a network's batches be so many episodes; say whether that is possible.
 
     It is where kernels serve and all BatchNorms of the network are in blocks that can do it. 0 episodes put
@@ -61,7 +61,7 @@ def train_on_episodes(network: nn.Module, episodes: int) -> bool:
     blocks = [module for module in network.modules() if isinstance(module, EpisodeBlock)]
     norms_in_blocks = sum(len(_norms(block)) for block in blocks)
     weight = next(network.parameters(), torch.empty(0))
-    possible = bool(blocks) and norms_in_blocks == len(_norms(network)) and kernels.serve(weight)
+    possible = bool(blocks) and norms_in_blocks == len(_norms(network)) and kernels.usable_for(weight)
     possible &= weight.dtype == torch.float32  # float64 would lose its digits in a kernel
     for block in blocks:
         block.episodes = episodes if possible else 0

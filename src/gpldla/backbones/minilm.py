@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpldla.backbones.base import TextBackbone, TextPreprocessing, register_backbone
-from gpldla.errors import UserError
-from gpldla.files import read_tensors
+from gpldla.backbones.base import TextBackbone, register_backbone
+from gpldla.data.preprocessing import TextPreprocessing
+from gpldla.utils.errors import UserError
+from gpldla.utils.files import read_tensors
 
 
 @register_backbone("all-minilm-l6-v2")

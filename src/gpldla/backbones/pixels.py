@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from gpldla.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preprocessing, register_backbone
+from gpldla.backbones.base import Backbone, register_backbone
+from gpldla.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 
 
 @register_backbone("pixels")

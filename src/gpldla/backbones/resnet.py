@@ -6,8 +6,9 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpldla.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preprocessing, register_backbone
+from gpldla.backbones.base import Backbone, register_backbone
 from gpldla.backbones.episode_blocks import EpisodeBlock
+from gpldla.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 
 CHANNELS = (64, 128, 256, 512)
 
@@ -18,7 +19,7 @@ class ResNet(Backbone):
     The first block of stages 2-4 halves the resolution. 512 features, all ≥ 0.
     """
 
-    blocks_a_stage: ClassVar[int]
+    blocks_per_stage: ClassVar[int]
     small_images: ClassVar[bool] = False  # 84 px: a stem that keeps the resolution
     feature_dim = CHANNELS[-1]
 
@@ -30,7 +31,7 @@ class ResNet(Backbone):
         self.stem = Stem(channels, small_images=self.small_images)
         blocks = []
         for stage, width in enumerate(CHANNELS):
-            for place in range(self.blocks_a_stage):
+            for place in range(self.blocks_per_stage):
                 blocks.append(BasicBlock(channels, width, stride=2 if stage > 0 and place == 0 else 1))
                 channels = width
         self.blocks = nn.Sequential(*blocks)
@@ -60,7 +61,7 @@ class Stem(nn.Sequential, EpisodeBlock):
             return super().forward(x)
         from gpldla.kernels.pool import max_pool_3x3
 
-        x = self.convolved(x, self[0], self[1])
+        x = self.conv_norm(x, self[0], self[1])
         return max_pool_3x3(x) if len(self) > 3 else x
 
 
@@ -86,9 +87,9 @@ class BasicBlock(EpisodeBlock):
             return F.relu(self.residual(x) + self.shortcut(x))
         shortcut = x
         if isinstance(self.shortcut, nn.Sequential):
-            shortcut = self.convolved(x, self.shortcut[0], self.shortcut[1], relu=False)
-        inner = self.convolved(x, self.residual[0], self.residual[1])
-        return self.convolved(inner, self.residual[3], self.residual[4], added=shortcut)
+            shortcut = self.conv_norm(x, self.shortcut[0], self.shortcut[1], relu=False)
+        inner = self.conv_norm(x, self.residual[0], self.residual[1])
+        return self.conv_norm(inner, self.residual[3], self.residual[4], added=shortcut)
 
 
 def _convolution(channels: int, width: int, kernel: int, stride: int) -> nn.Conv2d:
@@ -102,7 +103,7 @@ class ResNet10(ResNet):
     """One block a stage, 224 px."""
 
     preprocessing: Preprocessing = Preprocessing(224, 3, IMAGENET_MEAN, IMAGENET_STD)
-    blocks_a_stage = 1
+    blocks_per_stage = 1
 
 
 @register_backbone("resnet18")
@@ -110,7 +111,7 @@ class ResNet18(ResNet):
     """Two blocks a stage, 224 px."""
 
     preprocessing: Preprocessing = Preprocessing(224, 3, IMAGENET_MEAN, IMAGENET_STD)
-    blocks_a_stage = 2
+    blocks_per_stage = 2
 
 
 @register_backbone("resnet18-84")

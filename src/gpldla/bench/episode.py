@@ -16,11 +16,11 @@ from sklearn.gaussian_process.kernels import DotProduct
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from gpldla.bench.timing import fastest_threads, seconds_a_call, two_digits
-from gpldla.estimator import GPLDLAClassifier
+from gpldla.classifier.estimator import GPLDLAClassifier
 from gpldla.heads import create_head
-from gpldla.progress import SILENT, Reporter
-from gpldla.provenance import provenance
+from gpldla.utils.progress import SILENT, Reporter
+from gpldla.utils.provenance import provenance
+from gpldla.utils.timing import fastest_threads, seconds_per_call, two_digits
 
 WAYS, SHOTS, QUERIES, FEATURES = 5, 5, 15, 1600  # 75 queries; the features of Conv-4
 ROUNDS = 11
@@ -86,7 +86,7 @@ def bench_episode(
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     with reporter.bar("timing an episode", rounds) as advance:
         for _ in range(rounds):
-            for name, spent in seconds_a_call(ways, device, 1, threads).items():
+            for name, spent in seconds_per_call(ways, device, 1, threads).items():
                 seconds[name] += spent
             advance(1)
     rows = [

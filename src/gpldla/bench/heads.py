@@ -11,10 +11,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor
 
-from gpldla.bench.timing import seconds_a_call, two_digits
 from gpldla.heads import Head, create_head
-from gpldla.progress import SILENT, Reporter
-from gpldla.provenance import provenance
+from gpldla.utils.progress import SILENT, Reporter
+from gpldla.utils.provenance import provenance
+from gpldla.utils.timing import seconds_per_call, two_digits
 
 WAYS, QUERIES, FEATURES = 5, 15, 1600  # 75 queries; the features of Conv-4
 SHOTS = (1, 5)
@@ -106,7 +106,7 @@ def _rows(heads: dict[str, Head], episodes: Episodes, shots: int, rounds: int) -
         from gpldla.bench.gpytorch_gps import answer as answer_by_gpytorch
 
         ways[GPYTORCH] = lambda: answer_by_gpytorch(episodes.support, episodes.labels, WAYS, episodes.query)
-    seconds = seconds_a_call(ways, episodes.support.device, rounds)
+    seconds = seconds_per_call(ways, episodes.support.device, rounds)
     return [
         {
             "method": name,

@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gpldla.bench.episode import Episode, draw_episode
-from gpldla.bench.timing import cpu_threads, seconds_a_call, two_digits
-from gpldla.files import write_atomically, write_json
 from gpldla.heads import Head, create_head
-from gpldla.progress import SILENT, Reporter
-from gpldla.provenance import provenance
-from gpldla.report import ACCENT, GRID, INK, MUTED, SECOND
+from gpldla.utils.files import write_atomically, write_json
+from gpldla.utils.plot_style import ACCENT, GRID, INK, MUTED, SECOND
+from gpldla.utils.progress import SILENT, Reporter
+from gpldla.utils.provenance import provenance
+from gpldla.utils.timing import cpu_threads, seconds_per_call, two_digits
 
 ROUNDS = 5
 HEADS: dict[str, Callable[[], Head]] = {
@@ -173,7 +173,7 @@ def _measure(sweep: Sweep, device: torch.device, sizes: Sequence[int], rounds: i
     tasks = {size: sweep.task(size) for size in sizes}
     answers = {size: answer(head, task, device) for size, task in tasks.items()}
     memory = {size: watch(answers[size], tasks[size], device) for size in sizes}
-    seconds = seconds_a_call(answers, device, rounds)
+    seconds = seconds_per_call(answers, device, rounds)
     rows = [{"size": size, "ms": 1e3 * median(seconds[size]), **memory[size]} for size in sizes]
     return {
         "quantity": sweep.quantity,

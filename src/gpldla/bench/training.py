@@ -17,20 +17,25 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor, nn
 
-from gpldla import compiled_loss, kernels
-from gpldla.bench.timing import now, two_digits
+from gpldla import kernels
+from gpldla.classifier.model import FewShotModel
 from gpldla.data.protocols import Part, Protocol
 from gpldla.data.store import ImageSet, open_store, write_store
 from gpldla.evaluation import ProtocolEvaluator, Task
-from gpldla.graphed_update import GraphedUpdate
-from gpldla.model import FewShotModel
-from gpldla.progress import SILENT, Reporter
-from gpldla.provenance import provenance
-from gpldla.recipe import make_recipe
-from gpldla.stages import EpisodeStage, Material
+from gpldla.training import compiled_loss
+from gpldla.training.graphed_update import GraphedUpdate
+from gpldla.training.recipe import make_recipe
+from gpldla.training.stages import EpisodeStage, StageContext
+from gpldla.utils.progress import SILENT, Reporter
+from gpldla.utils.provenance import provenance
+from gpldla.utils.timing import now, two_digits
 
-CLASSES, IMAGES_A_CLASS, SIDE = 50, 59, 224  # as many novel images as CUB has, as large as its recipes store
-SECONDS_A_CASE = {"cuda": 2.0, "cpu": 5.0}
+CLASSES, IMAGES_PER_CLASS, SIDE = (
+    50,
+    59,
+    224,
+)  # the size of CUB's novel part
+SECONDS_PER_CASE = {"cuda": 2.0, "cpu": 5.0}
 ROUNDS = 5
 EVALUATED_EPISODES, EVALUATED_REPEATS = 600, 5
 
@@ -43,7 +48,7 @@ class Case:
     backbone: str
     shots: int
     precision: str
-    episodes_an_update: int = 1
+    episodes_per_update: int = 1
     graphs: bool = True
     compiled: bool = False
 
@@ -78,7 +83,7 @@ class Cost:
     bytes: float
 
 
-def image_cost(backbone: str, bytes_a_value: int) -> Cost:
+def image_cost(backbone: str, bytes_per_value: int) -> Cost:
     """Count what one image costs in a training step, at the least.
 
     Operations: two for each product of the convolutions, in the forward pass and for both gradients; images
@@ -100,7 +105,7 @@ def image_cost(backbone: str, bytes_a_value: int) -> Cost:
         operations += 2 * output.numel() * layer.weight[0].numel() * (2 if is_first else 3)
         if not any(given[0] is known for known in inputs):
             inputs.append(given[0])
-            moved += bytes_a_value * given[0].numel() * (2 if is_first else 5)
+            moved += bytes_per_value * given[0].numel() * (2 if is_first else 5)
 
     convolutions = [module for module in network.modules() if isinstance(module, nn.Conv2d)]
     hooks = [convolution.register_forward_hook(count) for convolution in convolutions]
@@ -155,40 +160,40 @@ def bench_training(
 def generated_images() -> ImageSet:
     """Return random pictures of the size of stored photographs."""
     pixels = np.random.default_rng(0).integers(
-        0, 256, (CLASSES * IMAGES_A_CLASS, 3, SIDE, SIDE), dtype=np.uint8
+        0, 256, (CLASSES * IMAGES_PER_CLASS, 3, SIDE, SIDE), dtype=np.uint8
     )
     names = tuple(f"class {number}" for number in range(CLASSES))
     shapes = np.tile(np.array([[375, 500]], np.int32), (len(pixels), 1))  # as photographs were
-    return ImageSet("generated", pixels, names, np.full(CLASSES, IMAGES_A_CLASS), shapes=shapes)
+    return ImageSet("generated", pixels, names, np.full(CLASSES, IMAGES_PER_CLASS), shapes=shapes)
 
 
 def _measure(
     case: Case, images: ImageSet, device: torch.device, limits: dict[str, float], rounds: int
 ) -> dict[str, Any]:
     stage = _stage(case, images, device)
-    images_an_episode = stage.images_an_episode
-    with nullcontext() if case.graphs else patch.object(kernels, "serve", lambda tensor: False):
+    images_per_episode = stage.images_per_episode
+    with nullcontext() if case.graphs else patch.object(kernels, "usable_for", lambda tensor: False):
         for _ in range(5 if device.type == "cuda" else 1):  # warm-up, and the recording of a graph
             stage.update()
-        seconds = _seconds(stage.update, device, rounds) / case.episodes_an_update
+        seconds = _seconds(stage.update, device, rounds) / case.episodes_per_update
     cost = image_cost(case.backbone, 2 if case.precision == "bf16-mixed" else 4)
     floors = (
-        images_an_episode * cost.operations / limits["operations_a_second"],
-        images_an_episode * cost.bytes / limits["bytes_a_second"],
+        images_per_episode * cost.operations / limits["operations_a_second"],
+        images_per_episode * cost.bytes / limits["bytes_a_second"],
     )
     return {
         "case": case.label,
         "backbone": case.backbone,
         "shots": case.shots,
         "precision": case.precision,
-        "episodes_an_update": case.episodes_an_update,
-        "images_an_episode": images_an_episode,
-        "gflop_an_episode": images_an_episode * cost.operations / 1e9,
-        "mb_an_episode": images_an_episode * cost.bytes / 1e6,
+        "episodes_an_update": case.episodes_per_update,
+        "images_an_episode": images_per_episode,
+        "gflop_an_episode": images_per_episode * cost.operations / 1e9,
+        "mb_an_episode": images_per_episode * cost.bytes / 1e6,
         "operations_floor_ms": 1e3 * floors[0],
         "bytes_floor_ms": 1e3 * floors[1],
         "ms_an_episode": 1e3 * seconds,
-        "images_a_second": images_an_episode / seconds,
+        "images_a_second": images_per_episode / seconds,
         "times_the_floor": seconds / max(floors),
     }
 
@@ -202,7 +207,7 @@ def _stage(case: Case, images: ImageSet, device: torch.device) -> EpisodeStage:
             "shots": case.shots,
             "augment": "photographs",
             "precision": case.precision,
-            "episodes_per_update": case.episodes_an_update,
+            "episodes_per_update": case.episodes_per_update,
             "ema": 0.999,
             "episodes": 10_000_000,
         }
@@ -212,16 +217,18 @@ def _stage(case: Case, images: ImageSet, device: torch.device) -> EpisodeStage:
     torch.manual_seed(0)
     model = FewShotModel(case.backbone).to(device)
     part = Part(images, tuple(range(CLASSES)))
-    with _means(case):
-        return EpisodeStage(Material(recipe, model, part, fabric), frozen_backbone=False)
+    with _training_settings(case):
+        return EpisodeStage(StageContext(recipe, model, part, fabric), frozen_backbone=False)
 
 
 @contextmanager
-def _means(case: Case) -> Iterator[None]:
+def _training_settings(case: Case) -> Iterator[None]:
     """Let stages that are made inside train by the means of a case."""
     with (
-        patch.object(compiled_loss, "WORTH_IT_FROM", 0 if case.compiled else 1 << 62),
-        patch.object(GraphedUpdate, "serves", GraphedUpdate.serves if case.graphs else lambda *_: False),
+        patch.object(compiled_loss, "MIN_UPDATES", 0 if case.compiled else 1 << 62),
+        patch.object(
+            GraphedUpdate, "is_supported", GraphedUpdate.is_supported if case.graphs else lambda *_: False
+        ),
     ):
         yield
 
@@ -261,7 +268,7 @@ def _seconds(call: Callable[[], object], device: torch.device, rounds: int = 3) 
     call()
     started = now(device)
     call()
-    calls = max(1, int(SECONDS_A_CASE[device.type] / rounds / max(now(device) - started, 1e-6)))
+    calls = max(1, int(SECONDS_PER_CASE[device.type] / rounds / max(now(device) - started, 1e-6)))
     measured = []
     for _ in range(rounds):
         started = now(device)

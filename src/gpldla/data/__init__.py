@@ -1,15 +1,15 @@
 """Where images come from, and which classes make a benchmark."""
 
 from gpldla.data.catalog import Access, list_protocols, list_sets, load_protocol, load_set
-from gpldla.data.places import Places
+from gpldla.data.paths import DataPaths
 from gpldla.data.protocols import Part, Protocol
 from gpldla.data.store import ImageSet
 
 __all__ = [
     "Access",
+    "DataPaths",
     "ImageSet",
     "Part",
-    "Places",
     "Protocol",
     "list_protocols",
     "list_sets",

@@ -6,30 +6,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpldla.data.places import Places
+from gpldla.data.paths import DataPaths
 from gpldla.data.protocols import ALL, PROTOCOLS, Part, Protocol
-from gpldla.data.sets import FOLDER_PREFIX, SETS, DataSet, EmbeddedSet, FolderSet, StoredSet
+from gpldla.data.sets import FOLDER_PREFIX, SETS, BundledSet, DataSet, FolderSet, StoredSet
 from gpldla.data.splits import PARTS
 from gpldla.data.store import MANIFEST, ImageSet, cached_store, open_store, read_manifest, store_folder
-from gpldla.errors import UserError, did_you_mean
-from gpldla.progress import SILENT, Reporter
+from gpldla.utils.errors import UserError, did_you_mean
+from gpldla.utils.progress import SILENT, Reporter
 
 
 @dataclass(frozen=True)
 class Access:
     """How data is opened.
 
-    places:   where it lies and where it is packed
+    data_paths:   where it lies and where it is packed
     report:   who hears of it
     skip_bad: leave out what cannot be read, instead of stopping there
     """
 
-    places: Places = field(default_factory=Places)
+    data_paths: DataPaths = field(default_factory=DataPaths)
     report: Reporter = SILENT
     skip_bad: bool = False
 
 
-HERE = Access()  # the places of this environment, in silence
+DEFAULT_ACCESS = Access()  # the data_paths of this environment, in silence
 
 
 def list_sets() -> list[str]:
@@ -74,7 +74,7 @@ def sources_of(protocol: str) -> dict[str, tuple[str, str]]:
 
 
 def load_set(
-    name: str, *, size: int | None = None, side: int | None = None, access: Access = HERE
+    name: str, *, size: int | None = None, side: int | None = None, access: Access = DEFAULT_ACCESS
 ) -> ImageSet:
     """Open a data set by name, packed first where needed.
 
@@ -85,18 +85,18 @@ def load_set(
 
 
 def _open(data_set: DataSet, size: int | None, side: int | None, access: Access) -> ImageSet:
-    settings = data_set.settings(size or data_set.usual_size, side)
-    if isinstance(data_set, EmbeddedSet):
-        return _open_embedded(data_set, settings, access)
+    settings = data_set.settings(size or data_set.default_size, side)
+    if isinstance(data_set, BundledSet):
+        return _open_bundled(data_set, settings, access)
     assert isinstance(data_set, StoredSet)
-    folder = data_set.locate(access.places.root)
+    folder = data_set.locate(access.data_paths.root)
     if folder is None:
         return _open_packed_copy(data_set, settings, access)
     return _open_source(data_set, folder, settings, access)
 
 
-def _open_embedded(data_set: EmbeddedSet, settings: dict[str, Any], access: Access) -> ImageSet:
-    store = store_folder(access.places.cache, data_set.store_name, settings)
+def _open_bundled(data_set: BundledSet, settings: dict[str, Any], access: Access) -> ImageSet:
+    store = store_folder(access.data_paths.cache, data_set.store_name, settings)
 
     def draw() -> None:
         access.report.say(f"Preparing {data_set.name} in {store}")
@@ -107,9 +107,9 @@ def _open_embedded(data_set: EmbeddedSet, settings: dict[str, Any], access: Acce
 
 def _open_source(data_set: StoredSet, folder: Path, settings: dict[str, Any], access: Access) -> ImageSet:
     source = {"settings": settings, **data_set.source(folder)}
-    store = store_folder(access.places.cache, data_set.store_name, source)
+    store = store_folder(access.data_paths.cache, data_set.store_name, source)
     if (store / MANIFEST).exists():
-        _say_what_was_left_out(data_set, store, access)
+        _report_skipped(data_set, store, access)
 
     def pack() -> None:
         access.report.say(f"Preparing {data_set.name} from {folder} in {store}")
@@ -123,18 +123,18 @@ def _open_packed_copy(data_set: StoredSet, settings: dict[str, Any], access: Acc
     """Open a store whose images have gone, or never were on this machine."""
     packed = [
         (store, source)
-        for store in packed_stores(data_set, access.places.cache, settings)
-        if data_set.may_come_from(source := read_manifest(store)["source"], access.places.root)
+        for store in packed_stores(data_set, access.data_paths.cache, settings)
+        if data_set.matches_source(source := read_manifest(store)["source"], access.data_paths.root)
     ]
     if not packed:
-        raise UserError(missing_sentence(data_set, access.places))
+        raise UserError(missing_sentence(data_set, access.data_paths))
     store, source = packed[-1]
     access.report.say(f"{data_set.name} is not there; using {store}, packed from {source.get('folder')}")
-    _say_what_was_left_out(data_set, store, access)
+    _report_skipped(data_set, store, access)
     return open_store(store)
 
 
-def _say_what_was_left_out(data_set: DataSet, store: Path, access: Access) -> None:
+def _report_skipped(data_set: DataSet, store: Path, access: Access) -> None:
     try:
         left_out = read_manifest(store)["source"].get("left_out")
     except (OSError, ValueError, KeyError, AttributeError):
@@ -160,13 +160,13 @@ def packed_stores(data_set: DataSet, cache: Path, settings: dict[str, Any] | Non
     return [folder for _, folder in sorted(stores)]
 
 
-def missing_sentence(data_set: StoredSet, places: Places) -> str:
+def missing_sentence(data_set: StoredSet, data_paths: DataPaths) -> str:
     """Say where a person gets a data set and where to put it."""
     if isinstance(data_set, FolderSet):
-        return f"There is no folder {data_set.path}, neither here nor in {places.root}."
+        return f"There is no folder {data_set.path}, neither here nor in {data_paths.root}."
     return (
-        f"Data set {data_set.name!r} is not in the data root {places.root}: get it from {data_set.get}"
-        f" and put {data_set.put} into {places.root / data_set.folders[0]},"
+        f"Data set {data_set.name!r} is not in the data root {data_paths.root}: get it from {data_set.get}"
+        f" and put {data_set.put} into {data_paths.root / data_set.folders[0]},"
         " or name another data root with --data-root."
     )
 
@@ -177,7 +177,7 @@ def load_protocol(
     size: int | None = None,
     side: int | None = None,
     parts: Collection[str] = PARTS,
-    access: Access = HERE,
+    access: Access = DEFAULT_ACCESS,
 ) -> Protocol:
     """Open a protocol by name; its data sets are packed first where needed.
 
@@ -209,8 +209,8 @@ def classes_of_part(
     data_set: DataSet, part_of_set: str, class_names: Sequence[str]
 ) -> tuple[tuple[int, ...], int]:
     """Return which of these classes belong to a part of a set, and how many should."""
-    places, lists = data_set.parts(class_names), data_set.class_lists
+    data_paths, lists = data_set.parts(class_names), data_set.class_lists
     if part_of_set == ALL:
-        return tuple(sorted(sum(places.values(), ()))), sum(map(len, lists.values()))
-    found = places.get(part_of_set, ())
+        return tuple(sorted(sum(data_paths.values(), ()))), sum(map(len, lists.values()))
+    found = data_paths.get(part_of_set, ())
     return found, len(lists.get(part_of_set, found))

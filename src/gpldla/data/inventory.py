@@ -15,10 +15,10 @@ from gpldla.data.catalog import (
     packed_stores,
     sources_of,
 )
-from gpldla.data.sets import DataSet, EmbeddedSet, StoredSet
+from gpldla.data.sets import BundledSet, DataSet, StoredSet
 from gpldla.data.source_files import stamp
 from gpldla.data.store import read_manifest
-from gpldla.errors import UserError
+from gpldla.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,16 @@ class SetStatus:
 def set_status(name: str, access: Access) -> SetStatus:
     """Look for a data set; an embedded one is drawn if it never was."""
     data_set = find_set(name)
-    if isinstance(data_set, EmbeddedSet):
+    if isinstance(data_set, BundledSet):
         try:
             image_set = load_set(name, access=access)
         except UserError as error:  # such as a cache that cannot be written
             return SetStatus(data_set, None, {}, (str(error),), ())
         counts = dict(zip(image_set.class_names, image_set.counts.tolist()))
-        return SetStatus(data_set, None, counts, (), tuple(packed_stores(data_set, access.places.cache)))
+        return SetStatus(data_set, None, counts, (), tuple(packed_stores(data_set, access.data_paths.cache)))
     assert isinstance(data_set, StoredSet)
-    folder = data_set.locate(access.places.root)
-    stores = packed_stores(data_set, access.places.cache)
+    folder = data_set.locate(access.data_paths.root)
+    stores = packed_stores(data_set, access.data_paths.cache)
     try:
         current = None if folder is None else stamp(folder)
         stores = [s for s in stores if current in (None, read_manifest(s)["source"].get("stamp"))]
@@ -84,7 +84,7 @@ def set_status(name: str, access: Access) -> SetStatus:
     except (UserError, OSError, ValueError) as error:
         counts, bad = {}, (str(error),)
     if folder is not None and not counts and not bad:
-        bad = (data_set.nothing_there(folder),)
+        bad = (data_set.empty_message(folder),)
     return SetStatus(data_set, folder, counts, (*_lacking(data_set, counts), *bad), tuple(stores))
 
 
@@ -138,12 +138,12 @@ def protocol_facts(name: str, statuses: Mapping[str, SetStatus]) -> dict[str, di
     return facts
 
 
-def take_stock(access: Access) -> dict[str, Any]:
+def data_inventory(access: Access) -> dict[str, Any]:
     """Return everything that `gpldla data list --json` prints."""
     statuses = {name: set_status(name, access) for name in list_sets()}
     return {
-        "data_root": str(access.places.root),
-        "cache": str(access.places.cache),
+        "data_root": str(access.data_paths.root),
+        "cache": str(access.data_paths.cache),
         "sets": {name: status.as_json() for name, status in statuses.items()},
         "protocols": {name: protocol_facts(name, statuses) for name in list_protocols()},
     }

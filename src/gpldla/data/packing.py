@@ -19,12 +19,12 @@ from PIL import Image
 from gpldla.data.decoding import picture_side, square_pixels
 from gpldla.data.source_files import SourceFile, close_zips
 from gpldla.data.store import new_store
-from gpldla.errors import UserError
-from gpldla.process import stop_signals
-from gpldla.progress import Reporter
+from gpldla.utils.errors import UserError
+from gpldla.utils.process import stop_signals
+from gpldla.utils.progress import Reporter
 
-FILES_A_TASK = 16
-LOOKED_AT = 100  # files, spread over all, whose size says how large the images of a set are
+FILES_PER_TASK = 16
+N_SIZE_SAMPLES = 100  # files, spread over all, whose size says how large the images of a set are
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ def pack_files(
     owners = np.repeat(
         np.arange(len(listing.files_of_class)), [len(f) for f in listing.files_of_class.values()]
     )
-    with _large_pictures_welcome():
+    with _allow_large_images():
         side = min(wanted_side, _usual_side(files) or wanted_side)
     _check_space(store, len(files) * channels * side * side)
     kept = np.ones(len(files), dtype=bool)
     shapes: list[tuple[int, int]] = []
     with (
-        _large_pictures_welcome(),
+        _allow_large_images(),
         stop_signals() as stopped,
         new_store(store, (channels, side, side)) as writer,
         report.bar(f"Packing {name}", len(files)) as advance,
@@ -107,11 +107,11 @@ def pack_files(
             {**source, "pillow": PIL.__version__, "left_out": bad},
             shapes=np.array(shapes, dtype=np.int32),
         )
-    say_left_out(bad, name, report)
+    report_skipped_files(bad, name, report)
 
 
 @contextmanager
-def _large_pictures_welcome() -> Iterator[None]:
+def _allow_large_images() -> Iterator[None]:
     """Keep Pillow from warning of 100 million pixels: a large photograph. Far larger ones are errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -125,7 +125,7 @@ def refuse(bad: Sequence[str], way_out: str) -> None:
         raise UserError(f"{bad[0].removesuffix('.')}, or leave such out with `{way_out}`.{count}")
 
 
-def say_left_out(bad: Sequence[str], name: str, report: Reporter) -> None:
+def report_skipped_files(bad: Sequence[str], name: str, report: Reporter) -> None:
     """List what was left out."""
     if bad:
         report.say(f"Left out of {name}, {len(bad)} in all:")
@@ -140,8 +140,8 @@ def _decode_all(files: Sequence[SourceFile], channels: int, side: int) -> Iterat
     # Threads suffice: Pillow and zlib let others run while they work.
     pool = ThreadPoolExecutor(workers)
     try:
-        for first in range(0, len(files), FILES_A_TASK):
-            waiting.append(pool.submit(_decode, files[first : first + FILES_A_TASK], channels, side))
+        for first in range(0, len(files), FILES_PER_TASK):
+            waiting.append(pool.submit(_decode, files[first : first + FILES_PER_TASK], channels, side))
             if len(waiting) > 2 * workers:
                 yield waiting.popleft().result()
         while waiting:
@@ -174,7 +174,7 @@ def _usual_side(files: Sequence[SourceFile]) -> int:
     0 where none can be opened.
     """
     sides = []
-    for place in np.unique(np.linspace(0, len(files) - 1, min(LOOKED_AT, len(files))).astype(int)):
+    for place in np.unique(np.linspace(0, len(files) - 1, min(N_SIZE_SAMPLES, len(files))).astype(int)):
         try:
             sides.append(picture_side(files[place].read()))
         except Exception:  # said when it is decoded

@@ -7,7 +7,7 @@ from torch import Tensor
 from gpldla.data.protocols import Part
 
 SHARE_OF_MEMORY = 0.25  # of what a GPU has free, at most, for the images of a part that stay there
-COPIED_AT_ONCE = 1 << 28  # bytes
+COPY_CHUNK_BYTES = 1 << 28  # bytes
 
 
 class PartImages:
@@ -39,7 +39,7 @@ class PartImages:
         else:
             pixels.copy_(self[numbers])
 
-    def shapes_of(self, numbers: Tensor) -> Tensor | None:
+    def original_shapes(self, numbers: Tensor) -> Tensor | None:
         """Return the shapes [n, 2] that images had before they were made square, where that is known."""
         return None if self._shapes is None else self._shapes[numbers.to(self._device)]
 
@@ -53,19 +53,19 @@ class PartImages:
         """Return how many images there are."""
         return len(self._part.indices)
 
-    def _bytes_an_image(self) -> int:
+    def _bytes_per_image(self) -> int:
         return int(np.prod(self._part.image_set.images.shape[1:]))
 
     def _fits(self) -> bool:
         if self._device.type != "cuda":
             return False  # the store is in the system's cache, which is as near as memory can be
         free, _ = torch.cuda.mem_get_info(self._device)
-        return len(self) * self._bytes_an_image() <= SHARE_OF_MEMORY * free
+        return len(self) * self._bytes_per_image() <= SHARE_OF_MEMORY * free
 
     def _copied(self) -> Tensor:
         shape = (len(self), *self._part.image_set.images.shape[1:])
         resident = torch.empty(shape, dtype=torch.uint8, device=self._device)
-        step = max(1, COPIED_AT_ONCE // self._bytes_an_image())
+        step = max(1, COPY_CHUNK_BYTES // self._bytes_per_image())
         for first in range(0, len(self), step):
             resident[first : first + step] = torch.from_numpy(self._part.read(slice(first, first + step)))
         return resident

@@ -7,7 +7,7 @@ import numpy as np
 
 from gpldla.data.splits import PARTS
 from gpldla.data.store import ImageSet
-from gpldla.errors import UserError
+from gpldla.utils.errors import UserError
 
 
 @dataclass(frozen=True)

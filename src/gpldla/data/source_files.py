@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 
-from gpldla.errors import UserError
+from gpldla.utils.errors import UserError
 
 IMAGE_TYPES = frozenset(
     {
@@ -143,7 +143,7 @@ def _walk(folder: Path, prefix: str, above: tuple[Path, ...] = ()) -> Iterator[t
         raise UserError(f"{folder} cannot be read ({error.strerror}); check its permissions.") from None
     above = (*above, folder.resolve())
     for entry in entries:
-        if is_hidden(entry.name) or _leads_back(entry, above):
+        if is_hidden(entry.name) or _is_link_cycle(entry, above):
             continue
         relative = prefix + entry.name
         yield relative, Path(entry.path), entry.is_dir()
@@ -151,7 +151,7 @@ def _walk(folder: Path, prefix: str, above: tuple[Path, ...] = ()) -> Iterator[t
             yield from _walk(Path(entry.path), relative + "/", above)
 
 
-def _leads_back(entry: os.DirEntry[str], above: tuple[Path, ...]) -> bool:
+def _is_link_cycle(entry: os.DirEntry[str], above: tuple[Path, ...]) -> bool:
     """Say whether an entry is a link to one of the folders that it lies in, however far above."""
     if not (entry.is_symlink() and entry.is_dir()):
         return False
@@ -198,7 +198,7 @@ def _folder_facts(
     folder: os.DirEntry[str], name: str, above: tuple[Path, ...]
 ) -> Iterator[tuple[str, int, str]]:
     yield name, folder.stat().st_mtime_ns, "folder"
-    if _leads_back(folder, above):
+    if _is_link_cycle(folder, above):
         return
     above = (*above, Path(folder.path).resolve())
     with os.scandir(folder.path) as entries:

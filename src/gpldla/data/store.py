@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from gpldla.errors import UserError
-from gpldla.files import write_json
+from gpldla.utils.errors import UserError
+from gpldla.utils.files import write_json
 
 FORMAT = 2
 IMAGES, MANIFEST = "images.u8", "manifest.json"

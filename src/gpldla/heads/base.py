@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gpldla.errors import UserError, did_you_mean
-from gpldla.registry import Registry
+from gpldla.utils.errors import UserError, did_you_mean
+from gpldla.utils.registry import Registry
 
 Size = TypeVar("Size")
 Thing = TypeVar("Thing")
@@ -25,16 +25,16 @@ class Posterior(ABC):
         """Return log p(y | x, S) of each query: [..., q, d] → [..., q, n_way]."""
 
 
-def moved(thing: Thing, device: torch.device) -> Thing:
+def to_device(thing: Thing, device: torch.device) -> Thing:
     """Return a posterior on another device: any dataclass, tuple or dict of tensors and of such."""
     if isinstance(thing, Tensor):
         return thing.to(device)  # type: ignore[return-value]
     if isinstance(thing, tuple):
-        return tuple(moved(part, device) for part in thing)  # type: ignore[return-value]
+        return tuple(to_device(part, device) for part in thing)  # type: ignore[return-value]
     if isinstance(thing, dict):
-        return {name: moved(part, device) for name, part in thing.items()}  # type: ignore[return-value]
+        return {name: to_device(part, device) for name, part in thing.items()}  # type: ignore[return-value]
     if is_dataclass(thing) and not isinstance(thing, type):
-        return replace(thing, **{f.name: moved(getattr(thing, f.name), device) for f in fields(thing)})
+        return replace(thing, **{f.name: to_device(getattr(thing, f.name), device) for f in fields(thing)})
     return thing
 
 
@@ -128,7 +128,7 @@ def create_head(name: str, feature_dim: int | tuple[int, int, int] | None = None
     return _HEADS[name](feature_dim, **options)
 
 
-def needed_dim(name: str, feature_dim: Size | None) -> Size:
+def require_feature_dim(name: str, feature_dim: Size | None) -> Size:
     """Return feature_dim for a head that has parameters of that size."""
     if feature_dim is None:
         raise UserError(f"Head {name!r} has parameters as long as the features; give feature_dim.")
@@ -138,21 +138,21 @@ def needed_dim(name: str, feature_dim: Size | None) -> Size:
 def unit_length(x: Tensor) -> Tensor:
     """Scale features [..., d] to length 1; a zero feature stays zero."""
     if torch.compiler.is_compiling():
-        x = of_safe_size(x)  # a graph has to be prepared for everything
+        x = rescale_rows(x)  # a graph has to be prepared for everything
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    if looking_is_free(norm) and not are_safe_norms(norm.square()):
-        x = of_safe_size(x)
+    if can_read_values(norm) and not norms_in_safe_range(norm.square()):
+        x = rescale_rows(x)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / norm.where(norm > 0, 1)
 
 
-def of_safe_size(x: Tensor) -> Tensor:
+def rescale_rows(x: Tensor) -> Tensor:
     """Divide each row of features [..., d] by its largest entry: at unit length that makes no difference."""
     largest = x.detach().abs().amax(-1, keepdim=True)
     return x / largest.where(largest > 0, 1)
 
 
-def are_safe_norms(norm2: Tensor) -> bool:
+def norms_in_safe_range(norm2: Tensor) -> bool:
     """Look whether float32 keeps all these ‖x‖², and 1/‖x‖², with all digits."""
     if not norm2.numel():
         return True
@@ -166,7 +166,7 @@ def class_one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
     return (labels.unsqueeze(-1) == classes).to(dtype)
 
 
-def looking_is_free(tensor: Tensor) -> bool:
+def can_read_values(tensor: Tensor) -> bool:
     """Say whether values may decide what is computed: a GPU would be waited for, a graph has none yet."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
@@ -186,7 +186,7 @@ def check_episode(support: Tensor, labels: Tensor, n_way: int) -> None:
         )
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise UserError(f"Support labels must be whole numbers from 0 to {n_way - 1}, not {labels.dtype}.")
-    if labels.numel() and looking_is_free(labels):
+    if labels.numel() and can_read_values(labels):
         lowest, highest = (extreme.item() for extreme in torch.aminmax(labels))
         if lowest < 0 or highest >= n_way:
             raise UserError(

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from gpldla.errors import require_positive
 from gpldla.heads.base import Head, check_episode, class_one_hot, register_head, unit_length
-from gpldla.heads.fine_tuning import Descent, softmax_residual
-from gpldla.heads.linear import LinearPosterior
+from gpldla.heads.common.fine_tuning import GradientDescent, softmax_residual
+from gpldla.heads.common.linear import LinearPosterior
+from gpldla.utils.errors import require_positive
 
 START_LENGTH = math.sqrt(1 / 3)  # of a row of torch.nn.Linear, whatever its dimension
 
@@ -18,8 +18,8 @@ class BaselinePlusPlus(Head):
     """Softmax of scale·g_j·cos(v_j, φ(x)), with a direction v_j and a norm g_j a class.
 
     Chen et al., "A Closer Look at Few-shot Classification", 2019 (arXiv 1904.04232). The network is trained
-    on the base classes with such a layer and stays as it is; nothing is learned from episodes. See `Descent`
-    for the options.
+    on the base classes with such a layer and stays as it is; nothing is learned from episodes. See
+    `GradientDescent` for the options.
 
     The published fit starts from random directions. In many dimensions a random direction is orthogonal to
     every example: it acts by its length alone, which decides how soon v_j turns to the examples. So v_j
@@ -40,7 +40,7 @@ class BaselinePlusPlus(Head):
         super().__init__()
         require_positive(scale=scale)
         self.scale = scale
-        self.descent = Descent(epochs, batch_size, step_size)
+        self.descent = GradientDescent(epochs, batch_size, step_size)
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None

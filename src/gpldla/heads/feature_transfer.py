@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from gpldla.heads.base import Head, check_episode, class_one_hot, register_head
-from gpldla.heads.fine_tuning import Descent, softmax_residual
-from gpldla.heads.linear import LinearPosterior, as_they_are
+from gpldla.heads.common.fine_tuning import GradientDescent, softmax_residual
+from gpldla.heads.common.linear import LinearPosterior, identity_transform
 
 
 @register_head("feature-transfer")
@@ -13,7 +13,7 @@ class FeatureTransfer(Head):
     """Softmax regression on the features of a network that was trained to tell the base classes apart.
 
     The "Baseline" of Chen et al., "A Closer Look at Few-shot Classification", 2019 (arXiv 1904.04232). The
-    network stays as it is; nothing is learned from episodes. See `Descent` for the options.
+    network stays as it is; nothing is learned from episodes. See `GradientDescent` for the options.
     """
 
     base_stage = "linear"
@@ -27,7 +27,7 @@ class FeatureTransfer(Head):
         step_size: float = 0.01,
     ) -> None:
         super().__init__()
-        self.descent = Descent(epochs, batch_size, step_size)
+        self.descent = GradientDescent(epochs, batch_size, step_size)
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
@@ -49,4 +49,4 @@ class FeatureTransfer(Head):
 
         start = [torch.zeros_like(member), torch.zeros_like(member[..., :1, :])]
         A, b = self.descent.minimise(start, gradient, labels.shape[-1])
-        return LinearPosterior(A.mT @ phi, b.squeeze(-2), member.any(-2), as_they_are)
+        return LinearPosterior(A.mT @ phi, b.squeeze(-2), member.any(-2), identity_transform)

@@ -6,16 +6,16 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from gpldla.errors import UserError, require_positive
 from gpldla.heads.base import (
     Head,
     check_episode,
     class_one_hot,
-    needed_dim,
     register_head,
+    require_feature_dim,
     unit_length,
 )
-from gpldla.heads.linear import LinearPosterior
+from gpldla.heads.common.linear import LinearPosterior
+from gpldla.utils.errors import UserError, require_positive
 
 Kernel = Literal["linear", "cosine", "bncosine"]
 
@@ -45,7 +45,9 @@ class GPDKT(Head):
         self.kernel, self.noise = kernel, noise
         self.log_scale = nn.Parameter(torch.zeros(()))
         self.mean = nn.Parameter(torch.zeros(()))
-        self.batch_norm = _BatchNorm(needed_dim("gpdkt", feature_dim)) if kernel == "bncosine" else None
+        self.batch_norm = (
+            _BatchNorm(require_feature_dim("gpdkt", feature_dim)) if kernel == "bncosine" else None
+        )
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
@@ -74,7 +76,7 @@ class GPDKT(Head):
         check_episode(support, labels, n_way)
         together = torch.cat([support, query], -2)
         if self.batch_norm is not None:
-            together = self.batch_norm.of_batch(together)
+            together = self.batch_norm.batch_normalise(together)
         phi = together if self.kernel == "linear" else unit_length(together)
         one_hot = class_one_hot(torch.cat([labels, query_labels], -1), n_way, phi.dtype)
         y = 2 * one_hot - 1 - self.mean.to(phi.dtype)
@@ -124,7 +126,7 @@ class _BatchNorm(nn.BatchNorm1d):
         """Use the running statistics, [..., n, d] → [..., n, d]."""
         return self._scaled(features, self.running_mean, self.running_var)
 
-    def of_batch(self, features: Tensor) -> Tensor:
+    def batch_normalise(self, features: Tensor) -> Tensor:
         """Use the statistics of each episode [..., n, d], and in training mode remember them."""
         var, mean = torch.var_mean(features, dim=-2, correction=0, keepdim=True)
         if self.training:

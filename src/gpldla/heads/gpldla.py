@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gpldla.errors import require_positive
 from gpldla.heads.base import register_head
-from gpldla.heads.linear_gp import LabelledFeatures, LinearGP, Mode, Predictive
-from gpldla.heads.rows import Rows
+from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGP, Mode, Predictive
+from gpldla.heads.gp.rows import Rows
+from gpldla.utils.errors import require_positive
 
 
 class LDASurrogate(LinearGP):

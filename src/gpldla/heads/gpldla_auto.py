@@ -8,16 +8,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gpldla.errors import UserError
 from gpldla.heads.base import Posterior, check_episode, class_one_hot, register_head, unit_length
-from gpldla.heads.coupled import CoupledPosterior
-from gpldla.heads.function_space import newton_step
+from gpldla.heads.gp.coupled import CoupledPosterior
+from gpldla.heads.gp.function_space import newton_step
+from gpldla.heads.gp.leave_one_out import LooStats, leave_one_out
+from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGPPosterior, Mode, Predictive, absent_classes
+from gpldla.heads.gp.predictive import quadrature
+from gpldla.heads.gp.rows import Rows
+from gpldla.heads.gp.task_space import TaskSpace, mean_of_class_means, within_class_directions
 from gpldla.heads.gpldla import GPLDLA
-from gpldla.heads.leave_one_out import LeftOut, leave_one_out
-from gpldla.heads.linear_gp import LabelledFeatures, LinearGPPosterior, Mode, Predictive, classes_without
-from gpldla.heads.predictive import quadrature
-from gpldla.heads.rows import Rows
-from gpldla.heads.task_space import TaskSpace, mean_of_class_means, within_class_directions
+from gpldla.utils.errors import UserError
 
 Covariance = Literal["diag", "full"]
 
@@ -27,8 +27,8 @@ Covariance = Literal["diag", "full"]
 DEFAULT_SCALE, PRIOR_WIDTH = 3.0, 0.4
 GRID = range(-3, 5)  # powers of 2, around the default, at which the likelihood is computed
 GRID_VALUES = 1 << 23  # of weights, at all β together
-ENOUGH_TO_SCORE = 128  # about so many examples say how likely a β is: an even choice of them
-MOST_LEFT_OUT = 1024  # support examples that β is chosen with: the work is cubic in them
+N_SCORED_EXAMPLES = 128  # about so many examples say how likely a β is: an even choice of them
+MAX_LEFT_OUT = 1024  # support examples that β is chosen with: the work is cubic in them
 
 
 @register_head("gpldla-auto")
@@ -118,23 +118,23 @@ class GPLDLAAuto(GPLDLA):
         labelled = self.labelled(space(support), member, weights)
         with torch.no_grad():
             beta = self.choose_beta(support, member, space, labelled)
-        return self.answer(space, labelled, beta, self.log_beta_b.exp().to(support.dtype))
+        return self.posterior_in_space(space, labelled, beta, self.log_beta_b.exp().to(support.dtype))
 
-    def answer(
+    def posterior_in_space(
         self, space: TaskSpace, labelled: LabelledFeatures, beta: Tensor, beta_b: Tensor
     ) -> "TaskPosterior":
         """Return the posterior for features that are in the task's space already, and a given prior."""
         lda = self.find_mode(labelled, beta, beta_b)
         mode = self._refine(labelled, lda, beta, beta_b) if self.map_steps else lda
-        diagonal = self.around(mode, labelled, beta, beta_b)
+        diagonal = self.laplace_at(mode, labelled, beta, beta_b)
         inner: LinearGPPosterior | CoupledPosterior = diagonal
         if self.covariance == "full":
-            inner = CoupledPosterior.around(diagonal, labelled, beta, beta_b)
+            inner = CoupledPosterior.from_diagonal(diagonal, labelled, beta, beta_b)
         return TaskPosterior(space, inner, diagonal, lda.w, beta.squeeze(-1) if beta.ndim else beta)
 
     def fit_space(self, support: Tensor, member: Tensor) -> TaskSpace:
         """Find the centre and the shared covariance of features [..., n, d]."""
-        space = TaskSpace(unit_first=self.unit_first)
+        space = TaskSpace(normalize_first=self.normalize_first)
         z = self._before_centre(support)
         if self.center:
             space.center = mean_of_class_means(z, member)
@@ -150,13 +150,13 @@ class GPLDLAAuto(GPLDLA):
         if not self.auto_beta:
             return self.log_beta.exp().to(support.dtype)
         n = support.shape[-2]
-        if n >= 2 * ENOUGH_TO_SCORE:  # then an even choice will do, and class by class it is even
-            kept = even_choice(member)
+        if n >= 2 * N_SCORED_EXAMPLES:  # then an even choice will do, and class by class it is even
+            kept = balanced_subset(member)
             support, member = (
                 rows.gather(-2, kept.unsqueeze(-1).expand(*kept.shape, rows.shape[-1]))
                 for rows in (support, member)
             )
-            if n > MOST_LEFT_OUT:
+            if n > MAX_LEFT_OUT:
                 space = self.fit_space(support, member)
             labelled = self.labelled(space(support), member, member.sum(-1))
         left_out = self.left_out(support, member)
@@ -166,12 +166,12 @@ class GPLDLAAuto(GPLDLA):
         axes = (-1, *(1,) * (support.ndim - 1))
         at_once = GRID_VALUES // max(1, labelled.member.numel() // member.shape[-2] * support.shape[-1])
         parts = grid.split(max(1, at_once))
-        score = torch.cat([self._left_out_score(labelled, left_out, part.view(axes)) for part in parts])
+        score = torch.cat([self._loo_score(labelled, left_out, part.view(axes)) for part in parts])
         # The log likelihood of all left-out examples plus the log prior of β, [..., grid]
         score = score.movedim(0, -1) - 0.5 * ((grid / default).log() / PRIOR_WIDTH) ** 2
         return _best(score, grid.log()).exp().unsqueeze(-1)
 
-    def left_out(self, support: Tensor, member: Tensor) -> LeftOut:
+    def left_out(self, support: Tensor, member: Tensor) -> LooStats:
         """Return what is said of each support example [..., n, d] without it, see `leave_one_out`."""
         return leave_one_out(
             self._through_metric(self._before_centre(support)),
@@ -191,11 +191,11 @@ class GPLDLAAuto(GPLDLA):
             member = member * weights.unsqueeze(-1)
         labelled = self.labelled(self.fit_space(support, member)(support), member, weights)
         left_out = self.left_out(support, member)
-        log_prob = self.left_out_log_prob(labelled, left_out, beta.to(support))
+        log_prob = self.loo_log_prob(labelled, left_out, beta.to(support))
         return log_prob.masked_fill((left_out.counted == 0).unsqueeze(-1), math.nan)
 
-    def left_out_log_prob(
-        self, labelled: LabelledFeatures, left_out: LeftOut, beta: Tensor, every: int = 1
+    def loo_log_prob(
+        self, labelled: LabelledFeatures, left_out: LooStats, beta: Tensor, every: int = 1
     ) -> Tensor:
         """Return log p(class | x_i, S without i), [..., n, C], of every so-manyth example.
 
@@ -203,15 +203,15 @@ class GPLDLAAuto(GPLDLA):
         it is of the LDA estimate, whatever `map_steps` does to it later.
         """
         posterior = self.posterior(labelled, beta, self.log_beta_b.exp().to(beta.dtype))
-        phi = labelled.phi.every(every)
+        phi = labelled.phi.every_nth(every)
         var = phi.squared_dot(posterior.weight_var, posterior.bias_var)
-        return quadrature(left_out.every(every).mean(beta.squeeze(-1) if beta.ndim else beta), var)
+        return quadrature(left_out.every_nth(every).mean(beta.squeeze(-1) if beta.ndim else beta), var)
 
-    def _left_out_score(self, labelled: LabelledFeatures, left_out: LeftOut, beta: Tensor) -> Tensor:
-        every = max(1, labelled.member.shape[-2] // ENOUGH_TO_SCORE)
-        log_prob = self.left_out_log_prob(labelled, left_out, beta, every)
+    def _loo_score(self, labelled: LabelledFeatures, left_out: LooStats, beta: Tensor) -> Tensor:
+        every = max(1, labelled.member.shape[-2] // N_SCORED_EXAMPLES)
+        log_prob = self.loo_log_prob(labelled, left_out, beta, every)
         own = (log_prob.nan_to_num(neginf=0) * (labelled.member[..., ::every, :] > 0)).sum(-1)
-        return (own * left_out.every(every).counted).sum(-1)
+        return (own * left_out.every_nth(every).counted).sum(-1)
 
     def _refine(self, support: LabelledFeatures, mode: Mode, beta: Tensor, beta_b: Tensor) -> Mode:
         """Take Newton steps towards the true mode, none of which lowers Eq. 9.
@@ -249,12 +249,12 @@ class GPLDLAAuto(GPLDLA):
         return Mode(w, b, mode.sigma2)
 
     @property
-    def unit_first(self) -> bool:
+    def normalize_first(self) -> bool:
         """Whether rows are brought to unit length before they are centred or whitened."""
         return self.normalize and (self.center or self.whiten or self.metric is not None)
 
     def _before_centre(self, features: Tensor) -> Tensor:
-        return unit_length(features) if self.unit_first else features
+        return unit_length(features) if self.normalize_first else features
 
     def _through_metric(self, z: Tensor) -> Tensor:
         return z if self.metric is None else z @ self.metric.to(z.dtype)
@@ -264,18 +264,18 @@ class GPLDLAAuto(GPLDLA):
         counts = member.sum(-2)
         phi = Rows.of(z, normalize=self.normalize)
         times = None if weights is None else weights.unsqueeze(-1)
-        return LabelledFeatures(phi, member, counts, self._log_priors(counts), classes_without(counts), times)
+        return LabelledFeatures(phi, member, counts, self._log_priors(counts), absent_classes(counts), times)
 
 
-def even_choice(member: Tensor) -> Tensor:
-    """Return places of examples [..., k], class by class, of all [..., n, C] or evenly of `MOST_LEFT_OUT`."""
+def balanced_subset(member: Tensor) -> Tensor:
+    """Return places of examples [..., k], class by class, of all [..., n, C] or evenly of `MAX_LEFT_OUT`."""
     n = member.shape[-2]
     kept = torch.argsort(member.argmax(-1), dim=-1, stable=True)
-    if n <= MOST_LEFT_OUT:
+    if n <= MAX_LEFT_OUT:
         return kept
     # Neighbours stay together: of classes with two examples, both.
     blocks = torch.arange(n, device=member.device) // 8
-    return kept[..., blocks % math.ceil(n / MOST_LEFT_OUT) == 0]
+    return kept[..., blocks % math.ceil(n / MAX_LEFT_OUT) == 0]
 
 
 def _as_tensor(metric: Any) -> Tensor:

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from gpldla.errors import require_count
 from gpldla.heads.base import register_head
-from gpldla.heads.function_space import newton_step
-from gpldla.heads.linear_gp import LabelledFeatures, LinearGP, Mode, Predictive
+from gpldla.heads.gp.function_space import newton_step
+from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGP, Mode, Predictive
+from gpldla.utils.errors import require_count
 
 
 @register_head("laplace")

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from gpldla.heads.base import register_head
+from gpldla.heads.gp.rows import Rows
 from gpldla.heads.gpldla import LDASurrogate
-from gpldla.heads.rows import Rows
 
 
 @register_head("lda")

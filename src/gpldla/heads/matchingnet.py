@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gpldla.errors import require_count, require_positive
 from gpldla.heads.base import (
     Head,
     Posterior,
     check_episode,
     class_one_hot,
-    needed_dim,
     register_head,
+    require_feature_dim,
     unit_length,
 )
+from gpldla.utils.errors import require_count, require_positive
 
 
 @register_head("matchingnet")
@@ -44,7 +44,7 @@ class MatchingNet(Head):
         require_count(read_steps=read_steps)
         self.scale = scale
         self.context = (
-            FullContext(needed_dim("matchingnet", feature_dim), read_steps) if full_context else None
+            FullContext(require_feature_dim("matchingnet", feature_dim), read_steps) if full_context else None
         )
 
     def adapt(

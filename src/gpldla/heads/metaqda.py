@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from gpldla.errors import UserError
-from gpldla.heads.base import Head, Posterior, check_episode, needed_dim, register_head, unit_length
+from gpldla.heads.base import Head, Posterior, check_episode, register_head, require_feature_dim, unit_length
+from gpldla.utils.errors import UserError
 
 
 @register_head("metaqda")
@@ -41,7 +41,7 @@ class MetaQDA(Head):
         if mix_identity and estimate != "map":
             raise UserError("mix_identity belongs to estimate='map'.")
         self.estimate, self.mix_identity, self.normalize = estimate, mix_identity, normalize
-        d = needed_dim("metaqda", feature_dim)
+        d = require_feature_dim("metaqda", feature_dim)
         self.base_mean: Tensor
         self.register_buffer("base_mean", torch.zeros(d))
         self.m = nn.Parameter(torch.zeros(d))
@@ -63,7 +63,7 @@ class MetaQDA(Head):
         check_episode(support, labels, n_way)
         kappa = self.log_kappa.exp().to(support.dtype)
         white = self.whitened(self.phi(support))  # L⁻¹(x − m), [..., n, d]
-        slots, filled = slots_by_class(labels, n_way)  # [..., C, N]
+        slots, filled = padded_class_indices(labels, n_way)  # [..., C, N]
         counts = filled.sum(-1).to(white.dtype)  # N_j, [..., C]
         shots = _take(white, slots) * filled.unsqueeze(-1)  # [..., C, N, d]
         total = shots.sum(-2)  # [..., C, d]
@@ -147,7 +147,7 @@ class MetaQDA(Head):
         return self._inverse[1]
 
 
-def slots_by_class(labels: Tensor, n_way: int) -> tuple[Tensor, Tensor]:
+def padded_class_indices(labels: Tensor, n_way: int) -> tuple[Tensor, Tensor]:
     """Return for each class the numbers of its examples, and which of these slots are filled.
 
     labels [..., n] → [..., C, N] twice, N being the most examples that a class has.

@@ -2,10 +2,10 @@
 
 from torch import Tensor, nn
 
-from gpldla.errors import require_positive
 from gpldla.heads.base import Head, check_episode, register_head, unit_length
-from gpldla.heads.linear import LinearPosterior
-from gpldla.heads.nearest_mean import nearest_mean
+from gpldla.heads.common.linear import LinearPosterior
+from gpldla.heads.common.nearest_mean import nearest_mean
+from gpldla.utils.errors import require_positive
 
 
 @register_head("protonet")

@@ -6,11 +6,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gpldla.heads.base import Head, Posterior, check_episode, class_one_hot, needed_dim, register_head
+from gpldla.heads.base import (
+    Head,
+    Posterior,
+    check_episode,
+    class_one_hot,
+    register_head,
+    require_feature_dim,
+)
 
 FILTERS, HIDDEN = 64, 8
-VALUES_AT_ONCE = 1 << 26  # that pairs of maps may have, in evaluation
-PADDED_BELOW = 10  # maps smaller than this are padded, so that two blocks leave something of them
+VALUES_PER_CHUNK = 1 << 26  # that pairs of maps may have, in evaluation
+MIN_MAP_SIDE = 10  # maps smaller than this are padded, so that two blocks leave something of them
 
 
 @register_head("relationnet")
@@ -28,10 +35,10 @@ class RelationNet(Head):
     def __init__(self, feature_dim: int | tuple[int, int, int] | None = None) -> None:
         super().__init__()
         shape = (feature_dim, 1, 1) if isinstance(feature_dim, int) else feature_dim
-        channels, height, width = needed_dim("relationnet", shape)
+        channels, height, width = require_feature_dim("relationnet", shape)
         blocks: list[nn.Module] = []
         inputs = 2 * channels
-        padding = 1 if min(height, width) < PADDED_BELOW else 0
+        padding = 1 if min(height, width) < MIN_MAP_SIDE else 0
         for _ in range(2):
             blocks += [nn.Conv2d(inputs, FILTERS, 3, padding=padding), nn.BatchNorm2d(FILTERS), nn.ReLU()]
             height, width = height + 2 * padding - 2, width + 2 * padding - 2
@@ -97,7 +104,7 @@ class RelationNetPosterior(Posterior):
         else:  # pair by pair there is much to hold: some queries at a time
             values_a_query = 2 * self.sums.numel()
             axis = self.present.ndim - 1
-            some = query.split(max(1, VALUES_AT_ONCE // max(1, values_a_query)), axis)
+            some = query.split(max(1, VALUES_PER_CHUNK // max(1, values_a_query)), axis)
             scores = torch.cat([self.log_relation(queries) for queries in some], axis)
         return scores.masked_fill(~self.present.unsqueeze(-2), -math.inf).log_softmax(-1)
 

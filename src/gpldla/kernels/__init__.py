@@ -1,6 +1,6 @@
 """GPU kernels for what plain operations do too slowly; each has a plain version that gives the same.
 
-The modules here import Triton, so they are imported where they are used, and only if `serve(...)`.
+The modules here import Triton, so they are imported where they are used, and only if `usable_for(...)`.
 """
 
 import warnings
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 _failures: list[str] = []
 
 
-def serve(tensor: Tensor) -> bool:
+def usable_for(tensor: Tensor) -> bool:
     """Say whether kernels can work on this tensor: Triton is there and has not failed yet."""
     return (
         tensor.is_cuda
@@ -25,7 +25,7 @@ def serve(tensor: Tensor) -> bool:
     )
 
 
-def unless_it_fails(launch: Callable[[], Result]) -> Result | None:
+def try_or_fall_back(launch: Callable[[], Result]) -> Result | None:
     """Run a kernel; None where Triton cannot build it, for want of a compiler mostly."""
     try:
         return launch()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 PROGRAMS = 1056  # that share a pass: eight for each of an H200's processors
-PLACES = 128  # that a program looks at together
+POSITIONS = 128  # that a program looks at together
 WINDOWS = 32  # of four places each
 LAUNCH = {"num_warps": 2, "num_stages": 1}  # measured: more of either is slower
 
@@ -72,8 +72,8 @@ class _FirstBlock(torch.autograd.Function):
         sizes = {"K": K, "CHANNELS": c, "FILTERS": C}
         with torch.cuda.device(images.device):  # Triton launches on the current one
             _second_moments[(programs, episodes)](
-                padded, gram, places, h, w, programs, LOOP=_loop(places, programs, PLACES), PLACES=PLACES,
-                K=K, CHANNELS=c, DTYPE=_triton(dtype), PRECISION=_precision(), **LAUNCH,
+                padded, gram, places, h, w, programs, LOOP=_loop(places, programs, POSITIONS),
+                POSITIONS=POSITIONS, K=K, CHANNELS=c, DTYPE=_triton(dtype), PRECISION=_precision(), **LAUNCH,
             )  # fmt: skip
             gram = gram.sum(1)
             _statistics[(1,)](
@@ -127,7 +127,7 @@ def _precision() -> str:
 
 def _programs(places: int, episodes: int) -> int:
     """Return how many programs share an episode's places."""
-    return max(1, min(triton.cdiv(places, PLACES), PROGRAMS // episodes))
+    return max(1, min(triton.cdiv(places, POSITIONS), PROGRAMS // episodes))
 
 
 def _loop(rows: int, programs: int, at_once: int) -> int:
@@ -135,41 +135,41 @@ def _loop(rows: int, programs: int, at_once: int) -> int:
 
 
 @triton.jit
-def _patches(image_at, place, there, w, K: tl.constexpr, CHANNELS: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _patches(image_ptr, place, there, w, K: tl.constexpr, CHANNELS: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the patches of padded images that start at places, [places, K]: row by row, a one, nothing."""
     entry = tl.arange(0, K)
     offset = (entry // (3 * CHANNELS)) * (w + 2) * CHANNELS + entry % (3 * CHANNELS)
     wanted = there[:, None] & (entry < 9 * CHANNELS)[None, :]
-    patches = tl.load(image_at + (place * CHANNELS)[:, None] + offset[None, :], mask=wanted, other=0.0)
+    patches = tl.load(image_ptr + (place * CHANNELS)[:, None] + offset[None, :], mask=wanted, other=0.0)
     one = there[:, None] & (entry == 9 * CHANNELS)[None, :]
     return tl.where(one, 1.0, patches.to(tl.float32)).to(DTYPE)
 
 
 @triton.jit
-def _filters(filters_at, K: tl.constexpr, FILTERS: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _filters(filters_ptr, K: tl.constexpr, FILTERS: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the filters as the products see them, [FILTERS, K]."""
     place = tl.arange(0, FILTERS)[:, None] * K + tl.arange(0, K)[None, :]
-    return tl.load(filters_at + place).to(DTYPE)
+    return tl.load(filters_ptr + place).to(DTYPE)
 
 
 @triton.jit
 def _second_moments(  # type: ignore[no-untyped-def]
-    images_at, gram_at, places, h, w, programs,
-    LOOP: tl.constexpr, PLACES: tl.constexpr, K: tl.constexpr, CHANNELS: tl.constexpr, DTYPE: tl.constexpr,
+    images_ptr, gram_ptr, places, h, w, programs,
+    LOOP: tl.constexpr, POSITIONS: tl.constexpr, K: tl.constexpr, CHANNELS: tl.constexpr, DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Sum p pᵀ over a share of an episode's places."""
     program, episode = tl.program_id(0), tl.program_id(1)
     total = tl.zeros((K, K), tl.float32)
-    images_at += episode.to(tl.int64) * (places // (h * w)) * (h + 2) * (w + 2) * CHANNELS
+    images_ptr += episode.to(tl.int64) * (places // (h * w)) * (h + 2) * (w + 2) * CHANNELS
     for i in range(LOOP):
-        number = (program * LOOP + i) * PLACES + tl.arange(0, PLACES)
+        number = (program * LOOP + i) * POSITIONS + tl.arange(0, POSITIONS)
         row = number // w  # counted through all images
         place = (row + 2 * (row // h)) * (w + 2) + number % w
-        patches = _patches(images_at, place, number < places, w, K, CHANNELS, DTYPE)
+        patches = _patches(images_ptr, place, number < places, w, K, CHANNELS, DTYPE)
         total = tl.dot(tl.trans(patches), patches, total, input_precision=PRECISION)
     entry = tl.arange(0, K)
-    at = gram_at + (episode * programs + program) * K * K
+    at = gram_ptr + (episode * programs + program) * K * K
     tl.store(at + entry[:, None] * K + entry[None, :], total)
 
 
@@ -181,41 +181,42 @@ def _column(matrix, number, K: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _statistics(  # type: ignore[no-untyped-def]
-    gram_at, filters_at, mean_at, rstd_at, running_mean_at, running_var_at, offset_at, places, momentum, eps,
+    gram_ptr, filters_ptr, mean_ptr, rstd_ptr, running_mean_ptr, running_var_ptr, offset_ptr, places,
+    momentum, eps,
     EPISODES: tl.constexpr, OFFSET: tl.constexpr, K: tl.constexpr, CHANNELS: tl.constexpr,
     FILTERS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Turn second moments of patches to mean and 1/σ of the filters' outputs, and move the running ones."""
     entry, filter_ = tl.arange(0, K), tl.arange(0, FILTERS)
-    filters = _filters(filters_at, K, FILTERS, DTYPE).to(tl.float32)
+    filters = _filters(filters_ptr, K, FILTERS, DTYPE).to(tl.float32)
     mean_of_all = tl.zeros((FILTERS,), tl.float32)
     var_of_all = tl.zeros((FILTERS,), tl.float32)
     for episode in range(EPISODES):
-        gram = tl.load(gram_at + episode * K * K + entry[:, None] * K + entry[None, :]) / places
+        gram = tl.load(gram_ptr + episode * K * K + entry[:, None] * K + entry[None, :]) / places
         mean_patch = _column(gram, 9 * CHANNELS, K)  # [K]
         covariance = gram - mean_patch[:, None] * mean_patch[None, :]
         mean = tl.sum(filters * mean_patch[None, :], axis=1)
         products = tl.dot(filters, covariance, input_precision="ieee")
         var = tl.maximum(tl.sum(products * filters, axis=1), 0.0)
-        tl.store(mean_at + episode * FILTERS + filter_, mean)
-        tl.store(rstd_at + episode * FILTERS + filter_, tl.rsqrt(var + eps))
+        tl.store(mean_ptr + episode * FILTERS + filter_, mean)
+        tl.store(rstd_ptr + episode * FILTERS + filter_, tl.rsqrt(var + eps))
         mean_of_all += mean / EPISODES
         var_of_all += var / EPISODES
     var_of_all = var_of_all * (places / tl.maximum(places - 1, 1))  # unbiased, as BatchNorm does
     if OFFSET:
-        mean_of_all += tl.load(offset_at + filter_).to(tl.float32)
-    before_mean, before_var = tl.load(running_mean_at + filter_), tl.load(running_var_at + filter_)
-    tl.store(running_mean_at + filter_, before_mean + momentum * (mean_of_all - before_mean))
-    tl.store(running_var_at + filter_, before_var + momentum * (var_of_all - before_var))
+        mean_of_all += tl.load(offset_ptr + filter_).to(tl.float32)
+    before_mean, before_var = tl.load(running_mean_ptr + filter_), tl.load(running_var_ptr + filter_)
+    tl.store(running_mean_ptr + filter_, before_mean + momentum * (mean_of_all - before_mean))
+    tl.store(running_var_ptr + filter_, before_var + momentum * (var_of_all - before_var))
 
 
 @triton.jit
-def _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, FILTERS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _scale_and_shift(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, episode, FILTERS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return what turns a filter's output to the normalised one: x · scale + shift."""
     filter_ = tl.arange(0, FILTERS)
-    mean = tl.load(mean_at + episode * FILTERS + filter_)
-    scale = tl.load(rstd_at + episode * FILTERS + filter_) * tl.load(weight_at + filter_).to(tl.float32)
-    return scale, tl.load(bias_at + filter_).to(tl.float32) - mean * scale
+    mean = tl.load(mean_ptr + episode * FILTERS + filter_)
+    scale = tl.load(rstd_ptr + episode * FILTERS + filter_) * tl.load(weight_ptr + filter_).to(tl.float32)
+    return scale, tl.load(bias_ptr + filter_).to(tl.float32) - mean * scale
 
 
 @triton.jit
@@ -228,26 +229,26 @@ def _corner(window, h, w):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _apply(  # type: ignore[no-untyped-def]
-    images_at, filters_at, mean_at, rstd_at, weight_at, bias_at, y_at, windows, images, h, w,
+    images_ptr, filters_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, y_ptr, windows, images, h, w,
     WINDOWS: tl.constexpr, K: tl.constexpr, CHANNELS: tl.constexpr, FILTERS: tl.constexpr,
     DTYPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Convolve, normalise, take the largest of each window, and nothing below zero."""
     episode = tl.program_id(1)
-    scale, shift = _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, FILTERS)
-    filters = tl.trans(_filters(filters_at, K, FILTERS, DTYPE))
+    scale, shift = _scale_and_shift(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, episode, FILTERS)
+    filters = tl.trans(_filters(filters_ptr, K, FILTERS, DTYPE))
     window = tl.program_id(0) * WINDOWS + tl.arange(0, WINDOWS)
     there = window < windows
-    images_at += episode.to(tl.int64) * images * (h + 2) * (w + 2) * CHANNELS
+    images_ptr += episode.to(tl.int64) * images * (h + 2) * (w + 2) * CHANNELS
     corner = _corner(window, h, w)
     largest = tl.zeros((WINDOWS, FILTERS), tl.float32)
     for k in tl.static_range(4):
         place = corner + (k // 2) * (w + 2) + k % 2
-        patches = _patches(images_at, place, there, w, K, CHANNELS, DTYPE)
+        patches = _patches(images_ptr, place, there, w, K, CHANNELS, DTYPE)
         z = tl.dot(patches, filters, input_precision=PRECISION) * scale[None, :] + shift[None, :]
         largest = tl.maximum(largest, z, propagate_nan=tl.PropagateNan.ALL)
     place = (episode * windows + window).to(tl.int64)[:, None] * FILTERS + tl.arange(0, FILTERS)[None, :]
-    tl.store(y_at + place, largest, mask=there[:, None])
+    tl.store(y_ptr + place, largest, mask=there[:, None])
 
 
 @triton.jit
@@ -266,16 +267,16 @@ def _added(total, dy, chosen, k, patches, DTYPE: tl.constexpr, PRECISION: tl.con
 
 @triton.jit
 def _chosen_sums(  # type: ignore[no-untyped-def]
-    images_at, filters_at, mean_at, rstd_at, weight_at, bias_at, dy_at, chosen_at,
+    images_ptr, filters_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, dy_ptr, chosen_ptr,
     windows, images, h, w, programs,
     LOOP: tl.constexpr, WINDOWS: tl.constexpr, K: tl.constexpr, CHANNELS: tl.constexpr,
     FILTERS: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Sum A = g pᵀ over a share of an episode's windows; g is dy where a place was the window's largest."""
     program, episode = tl.program_id(0), tl.program_id(1)
-    scale, shift = _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, FILTERS)
-    filters = tl.trans(_filters(filters_at, K, FILTERS, DTYPE))
-    images_at += episode.to(tl.int64) * images * (h + 2) * (w + 2) * CHANNELS
+    scale, shift = _scale_and_shift(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, episode, FILTERS)
+    filters = tl.trans(_filters(filters_ptr, K, FILTERS, DTYPE))
+    images_ptr += episode.to(tl.int64) * images * (h + 2) * (w + 2) * CHANNELS
     filter_, entry = tl.arange(0, FILTERS), tl.arange(0, K)
     total = tl.zeros((FILTERS, K), tl.float32)
     for i in range(LOOP):
@@ -283,10 +284,10 @@ def _chosen_sums(  # type: ignore[no-untyped-def]
         there = window < windows
         corner = _corner(window, h, w)
         below = corner + w + 2
-        p0 = _patches(images_at, corner, there, w, K, CHANNELS, DTYPE)
-        p1 = _patches(images_at, corner + 1, there, w, K, CHANNELS, DTYPE)
-        p2 = _patches(images_at, below, there, w, K, CHANNELS, DTYPE)
-        p3 = _patches(images_at, below + 1, there, w, K, CHANNELS, DTYPE)
+        p0 = _patches(images_ptr, corner, there, w, K, CHANNELS, DTYPE)
+        p1 = _patches(images_ptr, corner + 1, there, w, K, CHANNELS, DTYPE)
+        p2 = _patches(images_ptr, below, there, w, K, CHANNELS, DTYPE)
+        p3 = _patches(images_ptr, below + 1, there, w, K, CHANNELS, DTYPE)
         largest = tl.zeros((WINDOWS, FILTERS), tl.float32)
         chosen = tl.full((WINDOWS, FILTERS), -1, tl.int32)  # none where all are below zero
         largest, chosen = _larger(p0, filters, scale, shift, 0, largest, chosen, PRECISION)
@@ -294,34 +295,35 @@ def _chosen_sums(  # type: ignore[no-untyped-def]
         largest, chosen = _larger(p2, filters, scale, shift, 2, largest, chosen, PRECISION)
         largest, chosen = _larger(p3, filters, scale, shift, 3, largest, chosen, PRECISION)
         place = (episode * windows + window).to(tl.int64)[:, None] * FILTERS + filter_[None, :]
-        dy = tl.load(dy_at + place, mask=there[:, None], other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + place, mask=there[:, None], other=0.0).to(tl.float32)
         total = _added(total, dy, chosen, 0, p0, DTYPE, PRECISION)
         total = _added(total, dy, chosen, 1, p1, DTYPE, PRECISION)
         total = _added(total, dy, chosen, 2, p2, DTYPE, PRECISION)
         total = _added(total, dy, chosen, 3, p3, DTYPE, PRECISION)
-    at = chosen_at + (episode * programs + program) * FILTERS * K
+    at = chosen_ptr + (episode * programs + program) * FILTERS * K
     tl.store(at + filter_[:, None] * K + entry[None, :], total)
 
 
 @triton.jit
 def _gradients(  # type: ignore[no-untyped-def]
-    chosen_at, gram_at, filters_at, mean_at, rstd_at, weight_at, dfilters_at, dweight_at, dbias_at, places,
+    chosen_ptr, gram_ptr, filters_ptr, mean_ptr, rstd_ptr, weight_ptr, dfilters_ptr, dweight_ptr, dbias_ptr,
+    places,
     EPISODES: tl.constexpr, K: tl.constexpr, CHANNELS: tl.constexpr, FILTERS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Turn A and G to gradients: dw = scale · (A − mean(g) Σp − mean(g x̂) Σ x̂ p), summed over episodes."""
     entry, filter_ = tl.arange(0, K), tl.arange(0, FILTERS)
     matrix = filter_[:, None] * K + entry[None, :]
-    filters = _filters(filters_at, K, FILTERS, DTYPE).to(tl.float32)
-    weight = tl.load(weight_at + filter_).to(tl.float32)
+    filters = _filters(filters_ptr, K, FILTERS, DTYPE).to(tl.float32)
+    weight = tl.load(weight_ptr + filter_).to(tl.float32)
     dfilters = tl.zeros((FILTERS, K), tl.float32)
     dweight = tl.zeros((FILTERS,), tl.float32)
     dbias = tl.zeros((FILTERS,), tl.float32)
     for episode in range(EPISODES):
-        A = tl.load(chosen_at + episode * FILTERS * K + matrix)
-        gram = tl.load(gram_at + episode * K * K + entry[:, None] * K + entry[None, :])
-        mean = tl.load(mean_at + episode * FILTERS + filter_)
-        rstd = tl.load(rstd_at + episode * FILTERS + filter_)
+        A = tl.load(chosen_ptr + episode * FILTERS * K + matrix)
+        gram = tl.load(gram_ptr + episode * K * K + entry[:, None] * K + entry[None, :])
+        mean = tl.load(mean_ptr + episode * FILTERS + filter_)
+        rstd = tl.load(rstd_ptr + episode * FILTERS + filter_)
         sum_patch = _column(gram, 9 * CHANNELS, K)
         sum_g = _column(A, 9 * CHANNELS, K)
         sum_gx = rstd * (tl.sum(A * filters, axis=1) - mean * sum_g)  # Σ g x̂
@@ -333,6 +335,6 @@ def _gradients(  # type: ignore[no-untyped-def]
         )
         dweight += sum_gx
         dbias += sum_g
-    tl.store(dfilters_at + matrix, dfilters)
-    tl.store(dweight_at + filter_, dweight)
-    tl.store(dbias_at + filter_, dbias)
+    tl.store(dfilters_ptr + matrix, dfilters)
+    tl.store(dweight_ptr + filter_, dweight)
+    tl.store(dbias_ptr + filter_, dbias)

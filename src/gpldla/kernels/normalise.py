@@ -139,7 +139,7 @@ def _loop(rows: int, programs: int) -> int:
 
 @triton.jit
 def _sums(  # type: ignore[no-untyped-def]
-    x_at, partial_at, pivot_at, places, programs, C,
+    x_ptr, partial_ptr, pivot_ptr, places, programs, C,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOOP: tl.constexpr,
 ):  # fmt: skip
     """Sum x − pivot and its square over a share of an episode's places; the pivot is the first place's x.
@@ -148,7 +148,7 @@ def _sums(  # type: ignore[no-untyped-def]
     """
     program, episode = tl.program_id(0), tl.program_id(1)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    first = x_at + episode.to(tl.int64) * places * C
+    first = x_ptr + episode.to(tl.int64) * places * C
     pivot = tl.load(first + columns).to(tl.float32)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     squares = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -160,15 +160,15 @@ def _sums(  # type: ignore[no-untyped-def]
         total += x
         squares += x * x
     place = (episode * programs + program) * C + columns
-    tl.store(partial_at + place, tl.sum(total, 0))
-    tl.store(partial_at + tl.num_programs(1) * programs * C + place, tl.sum(squares, 0))
+    tl.store(partial_ptr + place, tl.sum(total, 0))
+    tl.store(partial_ptr + tl.num_programs(1) * programs * C + place, tl.sum(squares, 0))
     if program == 0:
-        tl.store(pivot_at + episode * C + columns, pivot)
+        tl.store(pivot_ptr + episode * C + columns, pivot)
 
 
 @triton.jit
 def _statistics(  # type: ignore[no-untyped-def]
-    partial_at, mean_at, rstd_at, running_mean_at, running_var_at, offset_at,
+    partial_ptr, mean_ptr, rstd_ptr, running_mean_ptr, running_var_ptr, offset_ptr,
     places, programs, C, momentum, eps,
     EPISODES: tl.constexpr, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
@@ -180,46 +180,46 @@ def _statistics(  # type: ignore[no-untyped-def]
     mean_of_all = tl.zeros((COLUMNS,), tl.float32)
     var_of_all = tl.zeros((COLUMNS,), tl.float32)
     for episode in range(EPISODES):
-        total, squares = _both_sums(partial_at, episode, EPISODES, programs, C, columns, PROGRAMS)
+        total, squares = _both_sums(partial_ptr, episode, EPISODES, programs, C, columns, PROGRAMS)
         from_pivot = total / places
-        pivot = tl.load(mean_at + episode * C + columns)
+        pivot = tl.load(mean_ptr + episode * C + columns)
         var = tl.maximum(squares / places - from_pivot * from_pivot, 0.0)
-        tl.store(mean_at + episode * C + columns, pivot + from_pivot)
-        tl.store(rstd_at + episode * C + columns, tl.rsqrt(var + eps))
+        tl.store(mean_ptr + episode * C + columns, pivot + from_pivot)
+        tl.store(rstd_ptr + episode * C + columns, tl.rsqrt(var + eps))
         mean_of_all += pivot + from_pivot
         var_of_all += var
     mean_of_all = mean_of_all / EPISODES
     var_of_all = var_of_all / EPISODES * (places / tl.maximum(places - 1, 1))  # as BatchNorm does, unbiased
     if OFFSET:
-        mean_of_all += tl.load(offset_at + columns).to(tl.float32)
-    before_mean, before_var = tl.load(running_mean_at + columns), tl.load(running_var_at + columns)
-    tl.store(running_mean_at + columns, before_mean + momentum * (mean_of_all - before_mean))
-    tl.store(running_var_at + columns, before_var + momentum * (var_of_all - before_var))
+        mean_of_all += tl.load(offset_ptr + columns).to(tl.float32)
+    before_mean, before_var = tl.load(running_mean_ptr + columns), tl.load(running_var_ptr + columns)
+    tl.store(running_mean_ptr + columns, before_mean + momentum * (mean_of_all - before_mean))
+    tl.store(running_var_ptr + columns, before_var + momentum * (var_of_all - before_var))
 
 
 @triton.jit
-def _both_sums(partial_at, episode, episodes, programs, C, columns, PROGRAMS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _both_sums(partial_ptr, episode, episodes, programs, C, columns, PROGRAMS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Add up what the programs of an episode have summed: two rows [COLUMNS]."""
     rows = tl.arange(0, PROGRAMS)
     there = (rows < programs)[:, None]
     place = (episode * programs + rows[:, None]) * C + columns[None, :]
-    second = partial_at + episodes * programs * C
+    second = partial_ptr + episodes * programs * C
     return (
-        tl.sum(tl.load(partial_at + place, mask=there, other=0.0), 0),
+        tl.sum(tl.load(partial_ptr + place, mask=there, other=0.0), 0),
         tl.sum(tl.load(second + place, mask=there, other=0.0), 0),
     )
 
 
 @triton.jit
-def _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, C, columns):  # type: ignore[no-untyped-def]
+def _scale_and_shift(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, episode, C, columns):  # type: ignore[no-untyped-def]
     """Return what turns x to the normalised, scaled and shifted: (x − mean) · scale + shift; and 1/σ.
 
     Subtracting first keeps the digits of a channel that hardly varies.
     """
-    mean = tl.load(mean_at + episode * C + columns)
-    rstd = tl.load(rstd_at + episode * C + columns)
-    scale = rstd * tl.load(weight_at + columns).to(tl.float32)
-    return mean, scale, tl.load(bias_at + columns).to(tl.float32), rstd
+    mean = tl.load(mean_ptr + episode * C + columns)
+    rstd = tl.load(rstd_ptr + episode * C + columns)
+    scale = rstd * tl.load(weight_ptr + columns).to(tl.float32)
+    return mean, scale, tl.load(bias_ptr + columns).to(tl.float32), rstd
 
 
 @triton.jit
@@ -233,7 +233,7 @@ def _corner(windows, images, h, w, high, wide, episode, STEP: tl.constexpr):  # 
 
 @triton.jit
 def _apply(  # type: ignore[no-untyped-def]
-    x_at, added_at, y_at, mean_at, rstd_at, weight_at, bias_at, windows, images, h, w, C,
+    x_ptr, added_ptr, y_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, windows, images, h, w, C,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, RELU: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
     """Normalise and add; or take the largest of each window; and nothing below zero."""
@@ -242,12 +242,12 @@ def _apply(  # type: ignore[no-untyped-def]
     window = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = (window < windows)[:, None]
     out = (episode * windows + window).to(tl.int64)[:, None] * C + columns[None, :]
-    mean, scale, shift, _ = _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, C, columns)
+    mean, scale, shift, _ = _scale_and_shift(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, episode, C, columns)
     if STEP == 1:
-        x = tl.load(x_at + out, mask=there, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + out, mask=there, other=0.0).to(tl.float32)
         y = (x - mean[None, :]) * scale[None, :] + shift[None, :]
         if ADDED:
-            y += tl.load(added_at + out, mask=there, other=0.0).to(tl.float32)
+            y += tl.load(added_ptr + out, mask=there, other=0.0).to(tl.float32)
         if RELU:
             y = tl.maximum(y, 0.0, propagate_nan=tl.PropagateNan.ALL)
     else:
@@ -255,31 +255,31 @@ def _apply(  # type: ignore[no-untyped-def]
         y = tl.zeros((ROWS, COLUMNS), tl.float32)
         for k in tl.static_range(STEP * STEP):
             place = (corner + (k // STEP) * w + k % STEP)[:, None] * C + columns[None, :]
-            x = tl.load(x_at + place, mask=there, other=0.0).to(tl.float32)
+            x = tl.load(x_ptr + place, mask=there, other=0.0).to(tl.float32)
             z = (x - mean[None, :]) * scale[None, :] + shift[None, :]
             y = tl.maximum(y, z, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(y_at + out, y, mask=there)
+    tl.store(y_ptr + out, y, mask=there)
 
 
 @triton.jit
 def _chosen(  # type: ignore[no-untyped-def]
-    x_at, y_at, corner, w, C, columns, there, mean, scale, shift,
+    x_ptr, y_ptr, corner, w, C, columns, there, mean, scale, shift,
     STEP: tl.constexpr, RELU: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
     """Return which place of each window is the largest, its x, and whether something came out of it."""
     place = corner[:, None] * C + columns[None, :]
-    chosen_x = tl.load(x_at + place, mask=there, other=0.0).to(tl.float32)
+    chosen_x = tl.load(x_ptr + place, mask=there, other=0.0).to(tl.float32)
     largest = (chosen_x - mean[None, :]) * scale[None, :] + shift[None, :]
     chosen = tl.zeros(largest.shape, tl.int32)
     for k in tl.static_range(1, STEP * STEP):
         place = (corner + (k // STEP) * w + k % STEP)[:, None] * C + columns[None, :]
-        x = tl.load(x_at + place, mask=there, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + place, mask=there, other=0.0).to(tl.float32)
         z = (x - mean[None, :]) * scale[None, :] + shift[None, :]
         chosen = tl.where(z > largest, k, chosen)
         chosen_x = tl.where(z > largest, x, chosen_x)
         largest = tl.maximum(largest, z)
     if ADDED:
-        largest = tl.load(y_at + place, mask=there, other=0.0).to(tl.float32)
+        largest = tl.load(y_ptr + place, mask=there, other=0.0).to(tl.float32)
     passed = largest > 0
     if not RELU:
         passed = passed | there
@@ -288,14 +288,15 @@ def _chosen(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _gradient_sums(  # type: ignore[no-untyped-def]
-    x_at, y_at, dy_at, partial_at, mean_at, rstd_at, weight_at, bias_at, windows, images, programs, h, w, C,
+    x_ptr, y_ptr, dy_ptr, partial_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, windows, images, programs,
+    h, w, C,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, RELU: tl.constexpr, ADDED: tl.constexpr,
     LOOP: tl.constexpr,
 ):  # fmt: skip
     """Sum dy, and dy times the normalised x, over a share of an episode's windows."""
     program, episode = tl.program_id(0), tl.program_id(1)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    mean, scale, shift, rstd = _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, C, columns)
+    mean, scale, shift, rstd = _scale_and_shift(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, episode, C, columns)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     products = tl.zeros((ROWS, COLUMNS), tl.float32)
     for i in range(LOOP):
@@ -303,21 +304,21 @@ def _gradient_sums(  # type: ignore[no-untyped-def]
         there = (window < windows)[:, None]
         corner, _, _ = _corner(window, images, h, w, h // STEP, w // STEP, episode, STEP)
         _, x, passed = _chosen(
-            x_at, y_at, corner, w, C, columns, there, mean, scale, shift, STEP, RELU, ADDED
+            x_ptr, y_ptr, corner, w, C, columns, there, mean, scale, shift, STEP, RELU, ADDED
         )
         place = (episode * windows + window).to(tl.int64)[:, None] * C + columns[None, :]
-        dy = tl.load(dy_at + place, mask=there, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + place, mask=there, other=0.0).to(tl.float32)
         dy = tl.where(passed, dy, 0.0)
         total += dy
         products += dy * ((x - mean[None, :]) * rstd[None, :])
     place = (episode * programs + program) * C + columns
-    tl.store(partial_at + place, tl.sum(total, 0))
-    tl.store(partial_at + tl.num_programs(1) * programs * C + place, tl.sum(products, 0))
+    tl.store(partial_ptr + place, tl.sum(total, 0))
+    tl.store(partial_ptr + tl.num_programs(1) * programs * C + place, tl.sum(products, 0))
 
 
 @triton.jit
 def _gradient_statistics(  # type: ignore[no-untyped-def]
-    partial_at, of_bias_at, of_weight_at, dbias_at, dweight_at, programs, C,
+    partial_ptr, of_bias_ptr, of_weight_ptr, dbias_ptr, dweight_ptr, programs, C,
     EPISODES: tl.constexpr, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Turn partial sums to those of each episode, and to the gradients of bias and weight."""
@@ -325,19 +326,19 @@ def _gradient_statistics(  # type: ignore[no-untyped-def]
     dbias = tl.zeros((COLUMNS,), tl.float32)
     dweight = tl.zeros((COLUMNS,), tl.float32)
     for episode in range(EPISODES):
-        total, products = _both_sums(partial_at, episode, EPISODES, programs, C, columns, PROGRAMS)
-        tl.store(of_bias_at + episode * C + columns, total)
-        tl.store(of_weight_at + episode * C + columns, products)
+        total, products = _both_sums(partial_ptr, episode, EPISODES, programs, C, columns, PROGRAMS)
+        tl.store(of_bias_ptr + episode * C + columns, total)
+        tl.store(of_weight_ptr + episode * C + columns, products)
         dbias += total
         dweight += products
-    tl.store(dbias_at + columns, dbias)
-    tl.store(dweight_at + columns, dweight)
+    tl.store(dbias_ptr + columns, dbias)
+    tl.store(dweight_ptr + columns, dweight)
 
 
 @triton.jit
 def _gradient_apply(  # type: ignore[no-untyped-def]
-    x_at, y_at, dy_at, dx_at, dadded_at, mean_at, rstd_at, weight_at, bias_at, of_bias_at, of_weight_at,
-    places, images, h, w, C,
+    x_ptr, y_ptr, dy_ptr, dx_ptr, dadded_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, of_bias_ptr,
+    of_weight_ptr, places, images, h, w, C,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, RELU: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
     """Dx = scale · (dy − mean(dy) − x̂ · mean(dy · x̂)), where dy reaches the chosen place of each window only.
@@ -349,25 +350,25 @@ def _gradient_apply(  # type: ignore[no-untyped-def]
     high, wide = (h + STEP - 1) // STEP, (w + STEP - 1) // STEP
     window = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     exists = window < images * high * wide
-    mean, scale, shift, rstd = _scale_and_shift(mean_at, rstd_at, weight_at, bias_at, episode, C, columns)
-    mean_dy = tl.load(of_bias_at + episode * C + columns) / places
-    mean_dy_x = tl.load(of_weight_at + episode * C + columns) / places
+    mean, scale, shift, rstd = _scale_and_shift(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, episode, C, columns)
+    mean_dy = tl.load(of_bias_ptr + episode * C + columns) / places
+    mean_dy_x = tl.load(of_weight_ptr + episode * C + columns) / places
     corner, row, column = _corner(window, images, h, w, high, wide, episode, STEP)
     whole = (exists & (row + STEP <= h) & (column + STEP <= w))[:, None]
     chosen, _, passed = _chosen(
-        x_at, y_at, corner, w, C, columns, whole, mean, scale, shift, STEP, RELU, ADDED
+        x_ptr, y_ptr, corner, w, C, columns, whole, mean, scale, shift, STEP, RELU, ADDED
     )
     image = window // (wide * high) + episode * images
     pooled = ((image.to(tl.int64) * (h // STEP) + row // STEP) * (w // STEP) + column // STEP)[:, None] * C
-    dy = tl.load(dy_at + pooled + columns[None, :], mask=whole, other=0.0).to(tl.float32)
+    dy = tl.load(dy_ptr + pooled + columns[None, :], mask=whole, other=0.0).to(tl.float32)
     dy = tl.where(passed, dy, 0.0)
     if ADDED:
-        tl.store(dadded_at + pooled + columns[None, :], dy, mask=whole)
+        tl.store(dadded_ptr + pooled + columns[None, :], dy, mask=whole)
     for k in tl.static_range(STEP * STEP):
         there = (exists & (row + k // STEP < h) & (column + k % STEP < w))[:, None]
         place = (corner + (k // STEP) * w + k % STEP)[:, None] * C + columns[None, :]
-        x = (tl.load(x_at + place, mask=there, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
+        x = (tl.load(x_ptr + place, mask=there, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
         own = tl.where(chosen == k, dy, 0.0)
         tl.store(
-            dx_at + place, scale[None, :] * (own - mean_dy[None, :] - x * mean_dy_x[None, :]), mask=there
+            dx_ptr + place, scale[None, :] * (own - mean_dy[None, :] - x * mean_dy_x[None, :]), mask=there
         )

@@ -1,6 +1,6 @@
 """All changes to training photographs in two GPU kernels: cropping to brightness, then contrast to the end.
 
-The mathematics is that of `gpldla.data.photographs` and `gpldla.data.resample`. Plain operations write the
+The mathematics is that of `photographs` and `resample` in `gpldla.data.augment`. Plain operations write the
 images to memory twenty times on the way.
 """
 
@@ -9,29 +9,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PIXELS_A_BLOCK = 128
+PIXELS_PER_BLOCK = 128
 
 
-def change_photographs(images: Tensor, changes: Tensor, size: int, mean: Tensor, std: Tensor) -> Tensor:
+def augment_photographs(images: Tensor, changes: Tensor, size: int, mean: Tensor, std: Tensor) -> Tensor:
     """Crop, resize, mirror, recolour and standardise uint8 images [n, 3, h, w] on a GPU.
 
-    changes:   [n, 8], as `draw_photograph_changes` returns them
+    changes:   [n, 8], as `sample_photograph_params` returns them
     mean, std: [3], of the channels
 
     Returns float32 [n, 3, size, size], channels last.
     """
     n, channels, _, width = images.shape
     out = torch.empty((n, channels, size, size), device=images.device, memory_format=torch.channels_last)
-    blocks = triton.cdiv(size * size, PIXELS_A_BLOCK)
+    blocks = triton.cdiv(size * size, PIXELS_PER_BLOCK)
     greys = torch.empty((n, blocks), device=images.device)  # sums of the grey levels of each block
     changes = changes.contiguous()
     with torch.cuda.device(images.device):  # Triton launches on the current one
         _crop[(blocks, n)](
-            images, changes, out, greys, *images.stride()[:2], width, size, blocks, PIXELS=PIXELS_A_BLOCK
+            images, changes, out, greys, *images.stride()[:2], width, size, blocks, PIXELS=PIXELS_PER_BLOCK
         )
         _recolour[(blocks, n)](
             changes, out, greys, mean, std, size, blocks,
-            PIXELS=PIXELS_A_BLOCK, BLOCKS=triton.next_power_of_2(blocks),
+            PIXELS=PIXELS_PER_BLOCK, BLOCKS=triton.next_power_of_2(blocks),
         )  # fmt: skip
     return out
 
@@ -59,20 +59,20 @@ def _grey(colours, channels):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _crop(  # type: ignore[no-untyped-def]
-    images_at, changes_at, out_at, greys_at, image_stride, channel_stride, width, size, blocks,
+    images_ptr, changes_ptr, out_ptr, greys_ptr, image_stride, channel_stride, width, size, blocks,
     PIXELS: tl.constexpr,
 ):  # fmt: skip
     """Weight the source pixels of a block of target pixels, and change their brightness."""
     image = tl.program_id(1)
     pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     there = pixels < size * size
-    change = changes_at + image * 8
+    change = changes_ptr + image * 8
     row, column = (pixels // size).to(tl.float32), (pixels % size).to(tl.float32)
     column = tl.where(tl.load(change + 4) > 0, size - 1 - column, column)
     centre_y, first_y, last_y, radius_y = _stretch(row, tl.load(change), tl.load(change + 2), size)
     centre_x, first_x, last_x, radius_x = _stretch(column, tl.load(change + 1), tl.load(change + 3), size)
     channels = tl.arange(0, 4)
-    source = images_at + image.to(tl.int64) * image_stride + channels[None, :] * channel_stride
+    source = images_ptr + image.to(tl.int64) * image_stride + channels[None, :] * channel_stride
     stored = there[:, None] & (channels < 3)[None, :]
     total = tl.zeros((PIXELS, 4), tl.float32)
     weights = tl.zeros((PIXELS,), tl.float32)
@@ -89,15 +89,15 @@ def _crop(  # type: ignore[no-untyped-def]
     colours = total / tl.where(there, 255.0 * weights, 1.0)[:, None]
     colours = tl.minimum(tl.maximum(colours * tl.load(change + 5), 0.0), 1.0)
     tl.store(
-        greys_at + image * blocks + tl.program_id(0), tl.sum(tl.where(there, _grey(colours, channels), 0.0))
+        greys_ptr + image * blocks + tl.program_id(0), tl.sum(tl.where(there, _grey(colours, channels), 0.0))
     )
     out = (image * size * size + pixels).to(tl.int64)[:, None] * 3 + channels[None, :]
-    tl.store(out_at + out, colours, mask=stored)
+    tl.store(out_ptr + out, colours, mask=stored)
 
 
 @triton.jit
 def _recolour(  # type: ignore[no-untyped-def]
-    changes_at, out_at, greys_at, mean_at, std_at, size, blocks,
+    changes_ptr, out_ptr, greys_ptr, mean_ptr, std_at, size, blocks,
     PIXELS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Blend each pixel with the image's mean grey level, then with its own, and standardise it."""
@@ -105,14 +105,14 @@ def _recolour(  # type: ignore[no-untyped-def]
     pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     channels, numbers = tl.arange(0, 4), tl.arange(0, BLOCKS)
     stored = (pixels < size * size)[:, None] & (channels < 3)[None, :]
-    contrast, saturation = tl.load(changes_at + image * 8 + 6), tl.load(changes_at + image * 8 + 7)
-    greys = tl.load(greys_at + image * blocks + numbers, mask=numbers < blocks, other=0.0)
+    contrast, saturation = tl.load(changes_ptr + image * 8 + 6), tl.load(changes_ptr + image * 8 + 7)
+    greys = tl.load(greys_ptr + image * blocks + numbers, mask=numbers < blocks, other=0.0)
     mean_grey = tl.sum(greys) / (size * size)
     place = (image * size * size + pixels).to(tl.int64)[:, None] * 3 + channels[None, :]
-    colours = tl.load(out_at + place, mask=stored, other=0.0)
+    colours = tl.load(out_ptr + place, mask=stored, other=0.0)
     colours = tl.minimum(tl.maximum(colours * contrast + mean_grey * (1 - contrast), 0.0), 1.0)
     grey = _grey(colours, channels)[:, None]
     colours = tl.minimum(tl.maximum(colours * saturation + grey * (1 - saturation), 0.0), 1.0)
-    mean = tl.load(mean_at + channels, mask=channels < 3, other=0.0)
+    mean = tl.load(mean_ptr + channels, mask=channels < 3, other=0.0)
     std = tl.load(std_at + channels, mask=channels < 3, other=1.0)
-    tl.store(out_at + place, (colours - mean[None, :]) / std[None, :], mask=stored)
+    tl.store(out_ptr + place, (colours - mean[None, :]) / std[None, :], mask=stored)

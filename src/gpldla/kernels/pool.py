@@ -52,7 +52,7 @@ def _columns(C: int) -> int:
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    x_at, y_at, chosen_at, windows, h, w, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    x_ptr, y_ptr, chosen_ptr, windows, h, w, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """Find the largest of each window, and which of its nine places that is."""
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -65,17 +65,17 @@ def _forward(  # type: ignore[no-untyped-def]
         y, x = row + k // 3, column + k % 3
         there = (window < windows) & (y >= 0) & (y < h) & (x >= 0) & (x < w)
         place = ((image.to(tl.int64) * h + y) * w + x)[:, None] * C + columns[None, :]
-        value = tl.load(x_at + place, mask=there[:, None], other=float("-inf")).to(tl.float32)
+        value = tl.load(x_ptr + place, mask=there[:, None], other=float("-inf")).to(tl.float32)
         chosen = tl.where(value > largest, k, chosen)
         largest = tl.maximum(largest, value, propagate_nan=tl.PropagateNan.ALL)
     out = window.to(tl.int64)[:, None] * C + columns[None, :]
-    tl.store(y_at + out, largest, mask=(window < windows)[:, None])
-    tl.store(chosen_at + out, chosen.to(tl.uint8), mask=(window < windows)[:, None])
+    tl.store(y_ptr + out, largest, mask=(window < windows)[:, None])
+    tl.store(chosen_ptr + out, chosen.to(tl.uint8), mask=(window < windows)[:, None])
 
 
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
-    dy_at, chosen_at, dx_at, places, h, w, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    dy_ptr, chosen_ptr, dx_ptr, places, h, w, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """Gather for each place what the windows send back that have chosen it: one, two or four lie over it."""
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -88,8 +88,8 @@ def _backward(  # type: ignore[no-untyped-def]
         covers = (2 * y - 1 <= row) & (2 * x - 1 <= column) & (y < high) & (x < wide) & (place < places)
         number = (row - 2 * y + 1) * 3 + column - 2 * x + 1  # of this place in it
         at = ((image.to(tl.int64) * high + y) * wide + x)[:, None] * C + columns[None, :]
-        chosen = tl.load(chosen_at + at, mask=covers[:, None], other=255).to(tl.int32)
-        dy = tl.load(dy_at + at, mask=covers[:, None], other=0.0).to(tl.float32)
+        chosen = tl.load(chosen_ptr + at, mask=covers[:, None], other=255).to(tl.int32)
+        dy = tl.load(dy_ptr + at, mask=covers[:, None], other=0.0).to(tl.float32)
         dx += tl.where(chosen == number[:, None], dy, 0.0)
     out = place.to(tl.int64)[:, None] * C + columns[None, :]
-    tl.store(dx_at + out, dx, mask=(place < places)[:, None])
+    tl.store(dx_ptr + out, dx, mask=(place < places)[:, None])

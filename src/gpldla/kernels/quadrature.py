@@ -1,4 +1,4 @@
-"""The predictive integral of `gpldla.heads.predictive.quadrature` in one GPU kernel.
+"""The predictive integral of `gpldla.heads.gp.predictive.quadrature` in one GPU kernel.
 
 The plain version takes a hundred small operations, and a small batch spends its time in launching them. This
 one gives the same numbers, without gradients; see there for the mathematics.
@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-QUERIES_A_BLOCK = 32
+QUERIES_PER_BLOCK = 32
 
 
 def integrate(mean: Tensor, var: Tensor) -> Tensor:
@@ -18,10 +18,10 @@ def integrate(mean: Tensor, var: Tensor) -> Tensor:
     C = mean.shape[-1]
     means, variances = mean.reshape(-1, C).contiguous(), var.reshape(-1, C).contiguous()
     log_p = torch.empty_like(means)
-    grid = (triton.cdiv(len(means), QUERIES_A_BLOCK),)
+    grid = (triton.cdiv(len(means), QUERIES_PER_BLOCK),)
     classes = max(2, triton.next_power_of_2(C))
     with torch.cuda.device(mean.device):  # Triton launches on the current one
-        _kernel[grid](means, variances, log_p, len(means), C, QUERIES=QUERIES_A_BLOCK, CLASSES=classes)
+        _kernel[grid](means, variances, log_p, len(means), C, QUERIES=QUERIES_PER_BLOCK, CLASSES=classes)
     return log_p.view(mean.shape)
 
 
@@ -34,7 +34,7 @@ def _component(t, mean, var, weight, location, scale):  # type: ignore[no-untype
 
 
 @triton.jit
-def _kernel(mean_at, var_at, out_at, n, C, QUERIES: tl.constexpr, CLASSES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _kernel(mean_ptr, var_ptr, out_ptr, n, C, QUERIES: tl.constexpr, CLASSES: tl.constexpr):  # type: ignore[no-untyped-def]
     """Integrate for a block of queries, all classes of each in one row; point after point."""
     infinity = float("inf")
     tiny = 1.1754943508222875e-38
@@ -43,9 +43,9 @@ def _kernel(mean_at, var_at, out_at, n, C, QUERIES: tl.constexpr, CLASSES: tl.co
     place = rows[:, None] * C + columns[None, :]
     there = (rows[:, None] < n) & (columns[None, :] < C)
     # A row that is not there is computed as if it were an ordinary one, and not stored.
-    mean = tl.load(mean_at + place, mask=there, other=-infinity)
+    mean = tl.load(mean_ptr + place, mask=there, other=-infinity)
     mean = tl.where((rows[:, None] >= n) & (columns[None, :] < 2), 0.0, mean)
-    var = tl.load(var_at + place, mask=there, other=1.0)
+    var = tl.load(var_ptr + place, mask=there, other=1.0)
     impossible = mean == -infinity
     finite_mean = tl.where(impossible, -1e15, mean)
 
@@ -83,4 +83,4 @@ def _kernel(mean_at, var_at, out_at, n, C, QUERIES: tl.constexpr, CLASSES: tl.co
     log_p = tl.where(impossible, -infinity, tl.maximum(log_p, bound))
     top = tl.max(log_p, axis=1)[:, None]
     log_p = log_p - (top + tl.log(tl.sum(tl.exp(log_p - top), axis=1))[:, None])
-    tl.store(out_at + place, log_p, mask=there)
+    tl.store(out_ptr + place, log_p, mask=there)

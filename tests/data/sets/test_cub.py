@@ -3,10 +3,10 @@ import shutil
 import numpy as np
 import pytest
 
-from gpldla.data import Access, Places, load_protocol
+from gpldla.data import Access, DataPaths, load_protocol
 from gpldla.data.sets import SETS
 from gpldla.data.splits import class_lists
-from gpldla.errors import UserError
+from gpldla.utils.errors import UserError
 from tests.data.trees import pictures, save, write_cub, zip_up
 
 CUB = SETS["cub"]
@@ -14,13 +14,13 @@ CUB = SETS["cub"]
 
 @pytest.fixture
 def root(tmp_path):
-    write_cub(tmp_path / "cub", classes_a_part=3, images_a_class=4)
+    write_cub(tmp_path / "cub", classes_per_part=3, images_per_class=4)
     return tmp_path
 
 
 @pytest.fixture
 def access(root, tmp_path):
-    return Access(Places(root, tmp_path / "cache"))
+    return Access(DataPaths(root, tmp_path / "cache"))
 
 
 class TestSplit:
@@ -132,7 +132,7 @@ class TestFaults:
             load_protocol("cub", access=access)
 
     def test_what_is_missing_is_said_with_where_to_get_it(self, tmp_path):
-        access = Access(Places(tmp_path / "nothing", tmp_path / "cache"))
+        access = Access(DataPaths(tmp_path / "nothing", tmp_path / "cache"))
         with pytest.raises(UserError) as error:
             load_protocol("cub", access=access)
         for words in (str(tmp_path / "nothing" / "cub"), "https://www.vision.caltech.edu", "--data-root"):

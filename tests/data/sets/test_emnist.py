@@ -4,11 +4,11 @@ import struct
 import numpy as np
 import pytest
 
-from gpldla.data import Access, Places, load_protocol, load_set
+from gpldla.data import Access, DataPaths, load_protocol, load_set
 from gpldla.data.sets import SETS
 from gpldla.data.sets.emnist import CHARACTERS, IMAGES, LABELS
 from gpldla.data.splits import class_lists
-from gpldla.errors import UserError
+from gpldla.utils.errors import UserError
 from tests.data.trees import drawings, write_emnist, write_idx, write_omniglot, zip_up
 
 
@@ -20,7 +20,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def access(tmp_path):
-    return Access(Places(tmp_path, tmp_path / "cache"))
+    return Access(DataPaths(tmp_path, tmp_path / "cache"))
 
 
 def images_file(folder):
@@ -57,7 +57,7 @@ class TestImages:
     def test_every_backbone_has_the_same_store(self, folder, access):
         assert load_set("emnist", size=84, access=access).images.shape == (12, 1, 28, 28)
         load_set("emnist", size=28, access=access)
-        assert len(list(access.places.cache.iterdir())) == 1
+        assert len(list(access.data_paths.cache.iterdir())) == 1
 
     def test_images_of_one_class_keep_the_order_of_the_file(self, tmp_path, access):
         labels = np.random.default_rng(0).choice([61, 10], 200)
@@ -104,7 +104,7 @@ class TestFaults:
     def fails(self, access, match):
         with pytest.raises(UserError, match=match):
             load_set("emnist", access=access)
-        assert not access.places.cache.exists() or list(access.places.cache.iterdir()) == []
+        assert not access.data_paths.cache.exists() or list(access.data_paths.cache.iterdir()) == []
 
     @pytest.mark.parametrize("gone", [IMAGES, LABELS])
     def test_one_of_two_files_is_missing(self, folder, access, gone):

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gpldla.data import Access, Places, load_protocol, load_set
+from gpldla.data import Access, DataPaths, load_protocol, load_set
 from gpldla.data.catalog import find_set
 from gpldla.data.sets.folder import FolderSet
-from gpldla.errors import UserError
+from gpldla.utils.errors import UserError
 from tests.data.trees import pictures, save, write_class, write_folder, zip_up
 
 PARTS = ("base", "validation", "novel")
@@ -16,7 +16,7 @@ PARTS = ("base", "validation", "novel")
 
 @pytest.fixture
 def access(tmp_path):
-    return Access(Places(tmp_path / "root", tmp_path / "cache"))
+    return Access(DataPaths(tmp_path / "root", tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -74,11 +74,11 @@ class TestName:
             find_set(name)
 
     def test_a_folder_that_is_not_there_is_named(self, fails, access):
-        fails("nowhere", f"There is no folder nowhere, neither here nor in {access.places.root}")
+        fails("nowhere", f"There is no folder nowhere, neither here nor in {access.data_paths.root}")
 
     def test_the_folder_may_lie_in_the_data_root(self, parts, access, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        write_folder(access.places.root / "pets", n_classes=4)
+        write_folder(access.data_paths.root / "pets", n_classes=4)
         assert len(parts("pets,split=novel")["novel"]) == 4
 
     def test_the_split_file_may_hold_commas_too(self):
@@ -114,7 +114,7 @@ class TestSeed:
         parts(pets)
         parts(f"{pets},seed=5")
         parts(f"{pets},split=novel")
-        assert len(list(access.places.cache.iterdir())) == 1
+        assert len(list(access.data_paths.cache.iterdir())) == 1
 
     @pytest.mark.parametrize("n_classes", [1, 2])
     def test_fewer_than_three_classes_are_too_few(self, tmp_path, fails, n_classes):
@@ -324,7 +324,7 @@ class TestLayouts:
     def test_a_path_that_ends_in_a_slash_is_the_same_folder(self, pets, access):
         self.names(pets, access)
         self.names(f"{pets}{os.sep}", access)
-        assert len(list(access.places.cache.iterdir())) == 1
+        assert len(list(access.data_paths.cache.iterdir())) == 1
 
     def test_names_with_brackets_and_stars(self, tmp_path, access):
         folder = write_folder(tmp_path / "pets [*?]", n_classes=3)

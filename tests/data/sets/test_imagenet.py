@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gpldla.data import Access, Places, load_protocol
+from gpldla.data import Access, DataPaths, load_protocol
 from gpldla.data.sets import SETS
 from gpldla.data.splits import class_lists
-from gpldla.errors import UserError
-from gpldla.progress import Reporter
+from gpldla.utils.errors import UserError
+from gpldla.utils.progress import Reporter
 from tests.data.trees import (
     REAL_ROOT,
     first_classes,
@@ -40,7 +40,7 @@ PUBLISHED = REAL_ROOT / "splits"
 
 @pytest.fixture
 def access(tmp_path):
-    return Access(Places(tmp_path, tmp_path / "cache"))
+    return Access(DataPaths(tmp_path, tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ class TestSplits:
 
     @pytest.mark.parametrize("name", WRITERS)
     def test_each_part_gets_its_classes(self, tmp_path, access, name):
-        WRITERS[name](tmp_path / name, classes_a_part=3, images_a_class=2)
+        WRITERS[name](tmp_path / name, classes_per_part=3, images_per_class=2)
         parts = load_protocol(name, access=access).parts
         for part, labels in class_lists(name).items():
             assert sorted(parts[part].class_names) == sorted(labels[:3])
@@ -202,7 +202,7 @@ class TestFaults:
 
     def test_the_other_parts_can_be_used_without_it(self, tmp_path, mini):
         (mini / "val.csv").write_bytes(b"")
-        access = Access(Places(tmp_path, tmp_path / "cache"), skip_bad=True)
+        access = Access(DataPaths(tmp_path, tmp_path / "cache"), skip_bad=True)
         parts = load_protocol("miniimagenet", access=access).parts
         assert set(parts) == {"base", "novel"}
 
@@ -215,7 +215,7 @@ class TestFaults:
     def test_an_incomplete_set_is_said_to_be_so(self, tmp_path, mini):
         said = StringIO()
         report = Reporter(Console(file=said, width=1000))
-        load_protocol("miniimagenet", access=Access(Places(tmp_path, tmp_path / "cache"), report))
+        load_protocol("miniimagenet", access=Access(DataPaths(tmp_path, tmp_path / "cache"), report))
         for words in ("2 of the 64 base", "2 of the 16 validation", "2 of the 20 novel"):
             assert f"miniimagenet is not complete: {words} classes" in said.getvalue()
 
@@ -234,10 +234,10 @@ class TestFaults:
 def test_the_original_of_the_stand_in_is_read_with_its_validation_images(tmp_path, access):
     label = class_lists("tinyimagenet-mini")["base"][0]
     original = tmp_path / "tinyimagenet-mini" / "tiny-imagenet-200"
-    write_class(original / "train" / label / "images", images_a_class=3, ending=".JPEG")
-    write_class(original / "train" / "n99999999" / "images", images_a_class=3, ending=".JPEG")
-    write_class(original / "val" / "images", images_a_class=2, ending=".JPEG")
-    write_class(original / "test" / "images", images_a_class=2, ending=".JPEG")
+    write_class(original / "train" / label / "images", images_per_class=3, ending=".JPEG")
+    write_class(original / "train" / "n99999999" / "images", images_per_class=3, ending=".JPEG")
+    write_class(original / "val" / "images", images_per_class=2, ending=".JPEG")
+    write_class(original / "test" / "images", images_per_class=2, ending=".JPEG")
     notes = f"0.JPEG\t{label}\t0\t0\t9\t9\n1.JPEG\tn99999999\t0\t0\t9\t9\nbroken\n"
     (original / "val" / "val_annotations.txt").write_text(notes)
     part = load_protocol("tinyimagenet-mini", access=access).part("base")

@@ -4,23 +4,23 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gpldla.data import Access, Places, load_protocol, load_set
+from gpldla.data import Access, DataPaths, load_protocol, load_set
 from gpldla.data.sets import SETS
 from gpldla.data.splits import class_lists
-from gpldla.errors import UserError
+from gpldla.utils.errors import UserError
 from tests.data.trees import LATIN, write_emnist, write_omniglot, zip_up
 
 
 @pytest.fixture
 def root(tmp_path):
-    write_omniglot(tmp_path / "omniglot", classes_a_part=4)
+    write_omniglot(tmp_path / "omniglot", classes_per_part=4)
     write_emnist(tmp_path / "emnist")
     return tmp_path
 
 
 @pytest.fixture
 def access(root, tmp_path):
-    return Access(Places(root, tmp_path / "cache"))
+    return Access(DataPaths(root, tmp_path / "cache"))
 
 
 def names(root):

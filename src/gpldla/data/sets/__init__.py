@@ -1,6 +1,6 @@
 """The data sets, one family a file."""
 
-from gpldla.data.sets.base import DataSet, EmbeddedSet, StoredSet, Survey
+from gpldla.data.sets.base import BundledSet, DataSet, StoredSet, Survey
 from gpldla.data.sets.cub import CUB
 from gpldla.data.sets.digits import Digits
 from gpldla.data.sets.emnist import EMNIST
@@ -24,4 +24,4 @@ SETS: dict[str, DataSet] = {
     )
 }
 
-__all__ = ["FOLDER_PREFIX", "SETS", "DataSet", "EmbeddedSet", "FolderSet", "StoredSet", "Survey"]
+__all__ = ["FOLDER_PREFIX", "SETS", "BundledSet", "DataSet", "FolderSet", "StoredSet", "Survey"]

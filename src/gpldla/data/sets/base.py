@@ -11,15 +11,15 @@ from gpldla.data.sets.stored_size import photograph_side
 from gpldla.data.source_files import Tree, read_tree, stamp
 from gpldla.data.splits import class_lists
 from gpldla.data.store import ImageSet, write_store
-from gpldla.errors import UserError
-from gpldla.progress import Reporter
+from gpldla.utils.errors import UserError
+from gpldla.utils.progress import Reporter
 
 
 class DataSet(ABC):
     """A data set by name: which classes it should have, and how its images get into a store."""
 
     name: str
-    usual_size: int  # input of the backbone that it is usually seen by, in pixels
+    default_size: int  # input of the backbone that it is usually seen by, in pixels
 
     @property
     def store_name(self) -> str:
@@ -49,7 +49,7 @@ class DataSet(ABC):
         """
 
 
-class EmbeddedSet(DataSet):
+class BundledSet(DataSet):
     """A data set that comes with the package's dependencies and is drawn when it is first used."""
 
     drawing: ClassVar[dict[str, Any]]  # what the images depend on
@@ -89,7 +89,7 @@ class StoredSet(DataSet):
         folders = [root / folder for folder in self.folders]
         return next((folder for folder in folders if folder.is_dir() and _holds_something(folder)), None)
 
-    def may_come_from(self, source: dict[str, Any], root: Path) -> bool:
+    def matches_source(self, source: dict[str, Any], root: Path) -> bool:
         """Say whether a store made from `source` is one of this data set, where its folder has gone."""
         return True
 
@@ -101,7 +101,7 @@ class StoredSet(DataSet):
     def survey(self, folder: Path) -> Survey:
         """Count what is there, without decoding it."""
 
-    def nothing_there(self, folder: Path) -> str:
+    def empty_message(self, folder: Path) -> str:
         """Say what a folder without a single image of the set should have."""
         files = sorted(folder.iterdir()) if folder.is_dir() else []
         packed = [path for path in files if path.name.endswith((".tgz", ".tar", ".tar.gz"))]
@@ -155,7 +155,7 @@ class ImageFileSet(StoredSet):
         """Decode all files."""
         listing = self.listing(read_tree(folder))
         if not listing.files_of_class and not listing.bad:
-            raise UserError(self.nothing_there(folder))
+            raise UserError(self.empty_message(folder))
         pack_files(
             listing,
             store,

@@ -9,25 +9,25 @@ from gpldla.data.source_files import SourceFile, Tree
 
 
 def list_class_folders(
-    tree: Tree, is_class: Callable[[str], object], passed_over: Collection[str] = ()
+    tree: Tree, is_class: Callable[[str], object], ignored_folders: Collection[str] = ()
 ) -> Listing:
     """Give each image to the innermost folder around it that is a class by its name; one name is one class.
 
     An image that lies there twice (in a zip and beside it, unpacked) counts once. A class folder without any
-    image is a fault. Nothing below folders with a name in `passed_over` counts.
+    image is a fault. Nothing below folders with a name in `ignored_folders` counts.
     """
     found: dict[str, dict[str, SourceFile]] = defaultdict(dict)
     for path, file in tree.images.items():
         folders = PurePosixPath(path).parent.parts
         owner = next((name for name in reversed(folders) if is_class(name)), None)
-        if owner is not None and not set(folders) & set(passed_over):
+        if owner is not None and not set(folders) & set(ignored_folders):
             found[owner].setdefault(file.name, file)
     empty = [
         f"{tree.folder / folder} is a class without images; add some or remove it."
         for folder in sorted(tree.folders)
         if is_class(name := PurePosixPath(folder).name)
         and name not in found
-        and not set(PurePosixPath(folder).parts) & set(passed_over)
+        and not set(PurePosixPath(folder).parts) & set(ignored_folders)
     ]
     return Listing(
         {name: [files[key] for key in sorted(files)] for name, files in sorted(found.items())},

@@ -14,7 +14,7 @@ class CUB(ImageFileSet):
 
     name = "cub"
     title = "CUB-200-2011"
-    usual_size = 84
+    default_size = 84
     n_images = 11_788
     folders = ("cub", "CUB", "CUB_200_2011", "cub-200-2011")
     get = "https://www.vision.caltech.edu/datasets/cub_200_2011/ (CUB_200_2011.tgz, unpacked)"
@@ -23,7 +23,7 @@ class CUB(ImageFileSet):
     def listing(self, tree: Tree) -> Listing:
         """Take every folder whose name begins with a number of three digits."""
         masks = {"segmentations"}  # which some people have unpacked beside the images
-        return list_class_folders(tree, re.compile(r"\d{3}\..+").fullmatch, passed_over=masks)
+        return list_class_folders(tree, re.compile(r"\d{3}\..+").fullmatch, ignored_folders=masks)
 
     def parts(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
         """Tell classes by their number, whatever the words behind it."""

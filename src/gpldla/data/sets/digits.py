@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from gpldla.data.sets.base import EmbeddedSet
+from gpldla.data.sets.base import BundledSet
 from gpldla.data.store import ImageSet, image_set_from_classes
 
 # Everything the images depend on.
@@ -17,11 +17,11 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Digits(EmbeddedSet):
+class Digits(BundledSet):
     """Ten digits, all of them novel."""
 
     name = "digits"
-    usual_size = 28
+    default_size = 28
     drawing = SETTINGS
 
     def make(self) -> ImageSet:

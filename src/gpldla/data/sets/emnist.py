@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from gpldla.data.packing import refuse, say_left_out
+from gpldla.data.packing import refuse, report_skipped_files
 from gpldla.data.sets.base import StoredSet, Survey
 from gpldla.data.source_files import SourceFile, read_tree
 from gpldla.data.store import ImageSet, write_store
-from gpldla.errors import UserError
-from gpldla.progress import Reporter
+from gpldla.utils.errors import UserError
+from gpldla.utils.progress import Reporter
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # by label
 SIDE = 28
@@ -24,7 +24,7 @@ class EMNIST(StoredSet):
 
     name = "emnist"
     title = "EMNIST ByClass, test split"
-    usual_size = 28
+    default_size = 28
     n_images = 116_323
     folders = ("emnist", "EMNIST")
     get = "https://www.nist.gov/itl/products-and-services/emnist-dataset (binary format)"
@@ -52,7 +52,7 @@ class EMNIST(StoredSet):
         """Turn the images upright, invert them, sort them by class. A bad file here is a bad set."""
         files, bad = _files(folder)
         if len(files) < 2:
-            raise UserError(bad[0] if bad else self.nothing_there(folder))
+            raise UserError(bad[0] if bad else self.empty_message(folder))
         if not skip_bad:
             refuse(bad, f"gpldla data prepare {self.name} --skip-bad")
         images, labels = _read_both(files)
@@ -64,7 +64,7 @@ class EMNIST(StoredSet):
             self.name, upright[:, None], tuple(CHARACTERS[label] for label in there), counts[there]
         )
         write_store(store, image_set, {**source, "left_out": list(bad)})
-        say_left_out(bad, self.name, report)
+        report_skipped_files(bad, self.name, report)
 
 
 def _files(folder: Path) -> tuple[dict[str, SourceFile], tuple[str, ...]]:

@@ -14,11 +14,11 @@ from gpldla.data.packing import Listing
 from gpldla.data.sets.base import ImageFileSet
 from gpldla.data.source_files import SourceFile, Tree
 from gpldla.data.splits import PARTS
-from gpldla.errors import UserError
+from gpldla.utils.errors import UserError
 
 PREFIX = "folder:"
 USAGE = "folder:PATH, folder:PATH,seed=3, folder:PATH,split=FILE or folder:PATH,split=novel"
-PART_OF_WORD = {
+PART_ALIASES = {
     "base": "base",
     "train": "base",
     "validation": "validation",
@@ -38,7 +38,7 @@ class FolderSet(ImageFileSet):
     """
 
     title = "your own folder of class folders"
-    usual_size = 84
+    default_size = 84
     n_images = None
     get = ""
     put = "one folder of images a class"
@@ -76,7 +76,7 @@ class FolderSet(ImageFileSet):
         """Return the path itself, or the path below the data root."""
         return next((path for path in (self.path, root / self.path) if path.exists()), None)
 
-    def may_come_from(self, source: dict[str, Any], root: Path) -> bool:
+    def matches_source(self, source: dict[str, Any], root: Path) -> bool:
         """A path that was typed elsewhere may have meant another folder."""
         return source.get("path") in (str(self.path.resolve()), str((root / self.path).resolve()))
 
@@ -94,7 +94,7 @@ class FolderSet(ImageFileSet):
         start = len(outside)
         inside = {parts[start:]: file for parts, file in images.items() if parts[:start] == outside}
         tops = {parts[0] for parts in inside if len(parts) > 1}
-        depth = 2 if tops and {top.lower() for top in tops} <= PART_OF_WORD.keys() else 1
+        depth = 2 if tops and {top.lower() for top in tops} <= PART_ALIASES.keys() else 1
         found: dict[str, list[SourceFile]] = defaultdict(list)
         for parts, file in inside.items():
             if len(parts) > depth:
@@ -111,8 +111,8 @@ class FolderSet(ImageFileSet):
 
     def parts(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
         """Split the classes as the class says."""
-        if self.split in PART_OF_WORD:
-            return {PART_OF_WORD[self.split]: tuple(range(len(class_names)))}
+        if self.split in PART_ALIASES:
+            return {PART_ALIASES[self.split]: tuple(range(len(class_names)))}
         if self.split is not None:
             return self._parts_of_file(Path(self.split).expanduser(), class_names)
         if all("/" in name for name in class_names):
@@ -139,13 +139,13 @@ class FolderSet(ImageFileSet):
         part_of_class: dict[str, str] = {}
         for name in class_names:
             folder, _, own = name.partition("/")
-            part = PART_OF_WORD[folder.lower()]
+            part = PART_ALIASES[folder.lower()]
             if part_of_class.setdefault(own, part) != part:
                 raise UserError(
                     f"Class {own!r} of {self.path} lies in more than one of train, val and test, and few-shot"
                     " parts share no class; name one of these folders, or a split file."
                 )
-        return _places([PART_OF_WORD[name.partition("/")[0].lower()] for name in class_names])
+        return _indices_by_part([PART_ALIASES[name.partition("/")[0].lower()] for name in class_names])
 
     def _parts_of_file(self, file: Path, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
         part_of = _read_split(file)
@@ -154,10 +154,10 @@ class FolderSet(ImageFileSet):
             raise UserError(
                 f"{file} names the class {unknown[0]!r}, which {self.path} does not have; correct it."
             )
-        return _places([part_of.get(name) for name in class_names])
+        return _indices_by_part([part_of.get(name) for name in class_names])
 
 
-def _places(part_of_place: Sequence[str | None]) -> dict[str, tuple[int, ...]]:
+def _indices_by_part(part_of_place: Sequence[str | None]) -> dict[str, tuple[int, ...]]:
     places = {part: tuple(i for i, own in enumerate(part_of_place) if own == part) for part in PARTS}
     return {part: found for part, found in places.items() if found}
 
@@ -194,7 +194,7 @@ def _read_split(file: Path) -> dict[str, str]:
     for name, word in pairs:
         if not isinstance(name, str) or not isinstance(word, str):
             raise _no_split(file)
-        part = PART_OF_WORD.get(word.strip().lower())
+        part = PART_ALIASES.get(word.strip().lower())
         if part is None:
             raise UserError(f"{file} has the part {word!r}; use base, validation and novel.")
         if part_of.setdefault(name, part) != part:

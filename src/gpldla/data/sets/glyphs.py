@@ -14,9 +14,9 @@ import numpy as np
 from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from gpldla.data.sets.base import EmbeddedSet
+from gpldla.data.sets.base import BundledSet
 from gpldla.data.store import ImageSet, image_set_from_classes
-from gpldla.errors import UserError
+from gpldla.utils.errors import UserError
 
 # Scripts that share letters (A is Latin, Greek and Cyrillic) stay in one part.
 SCRIPTS_OF_PART: dict[str, tuple[str, ...]] = {
@@ -104,11 +104,11 @@ def make() -> ImageSet:
     return image_set_from_classes("glyphs", [f"{script_of(x)} {x}" for x in letters], images, groups)
 
 
-class Glyphs(EmbeddedSet):
+class Glyphs(BundledSet):
     """Split by script, so that the scripts of the novel part were never seen."""
 
     name = "glyphs"
-    usual_size = 28
+    default_size = 28
     drawing = SETTINGS
 
     def make(self) -> ImageSet:

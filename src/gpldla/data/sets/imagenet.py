@@ -10,7 +10,7 @@ from gpldla.data.packing import Listing
 from gpldla.data.sets.base import ImageFileSet
 from gpldla.data.sets.class_folders import list_class_folders
 from gpldla.data.source_files import SourceFile, Tree
-from gpldla.errors import UserError
+from gpldla.utils.errors import UserError
 
 TABLES = ("train.csv", "val.csv", "test.csv")
 
@@ -18,7 +18,7 @@ TABLES = ("train.csv", "val.csv", "test.csv")
 class WordNetSet(ImageFileSet):
     """Class folders by WordNet id, at any depth; folders of classes in no part are passed over."""
 
-    usual_size = 84
+    default_size = 84
 
     def listing(self, tree: Tree) -> Listing:
         """Take the class folders of the split."""

@@ -4,8 +4,8 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from gpldla.backbones.base import resized_side
 from gpldla.data.packing import Listing
+from gpldla.data.preprocessing import resized_side
 from gpldla.data.sets.base import ImageFileSet
 from gpldla.data.source_files import SourceFile, Tree
 
@@ -18,7 +18,7 @@ class Omniglot(ImageFileSet):
 
     name = "omniglot"
     title = "Omniglot"
-    usual_size = 28
+    default_size = 28
     n_images = 32_460
     channels = 1
     folders = ("omniglot", "Omniglot", "omniglot-py")

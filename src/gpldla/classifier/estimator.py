@@ -1,0 +1,523 @@
+"""GPLDLAClassifier: the method behind scikit-learn's interface, on features one already has."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from rich.console import Console
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+
+from gpldla.classifier.calibration import apply_temperature
+from gpldla.classifier.novelty import Novelty, fit_novelty
+from gpldla.classifier.prior_learning import learn_prior
+from gpldla.classifier.uncertainty import Uncertainty, uncertainty_of
+from gpldla.heads.gp.linear_gp import Predictive
+from gpldla.heads.gpldla_auto import Covariance, GPLDLAAuto, TaskPosterior
+from gpldla.utils.errors import UserError, require_positive
+from gpldla.utils.progress import SILENT, Reporter
+
+VALUES_PER_CHUNK = 1 << 22  # of features, or of probabilities at the points of an integral: bounds the memory
+
+
+class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
+    """Few-shot classification with calibrated probabilities, in closed form.
+
+    A Gaussian-process prior over linear classifiers, its MAP replaced by linear discriminant analysis whose
+    scale the prior sets, and a Laplace posterior around it. By default nothing needs to be chosen: the
+    features are brought to unit length, centred and whitened within the classes, and the prior's scale is the
+    one under which each example is best predicted by the others.
+
+    Parameters
+    ----------
+    beta : float or "auto", default="auto"
+        Standard deviation of the prior of each weight; larger means more confident. "auto" takes the value
+        with the largest leave-one-out predictive likelihood, in closed form, under a log-normal prior around
+        3 / n_features ** 0.25, which decides where each class has a single example.
+    beta_b : float, default=1.0
+        Standard deviation of the prior of each bias.
+    normalize : bool, default=True
+        Scale each row of X to unit length.
+    center : {"auto", "support", False} or array-like of shape (n_features,), default="auto"
+        What is subtracted from the rows: the mean of the class means of the unit rows, the mean of the
+        training rows (before they are scaled), nothing, or a given vector (before they are scaled).
+    whiten : bool or "auto", default="auto"
+        Whiten by the covariance that the classes share, shrunk towards a multiple of the identity. "auto"
+        does so where `center` is "auto".
+    priors : None, "uniform" or array-like of shape (n_classes,), default=None
+        Class priors; None takes the frequencies of y.
+    covariance : {"diag", "full"}, default="diag"
+        Posterior covariance of the weights: the paper's diagonal, or the exact Laplace covariance, which
+        couples the classes.
+    map_steps : int, default=0
+        Newton steps from the LDA estimate towards the true mode of the posterior. The true mode needs a
+        larger `beta` than "auto" chooses, which is the best one for the LDA estimate.
+    predictive : {"auto", "mc", "mc-logits", "quadrature", "qmc", "probit"}, default="auto"
+        How probabilities are computed from the posterior. "auto" is deterministic and within 0.002 of the
+        exact integral (with covariance="full" within 0.02, from about 64 features on); "mc" is the paper's
+        Monte Carlo estimate, with one fixed set of draws for all rows.
+    n_samples : int, default=10
+        Number of draws of "mc".
+    temperature : float, default=1.0
+        Divides the log probabilities; `meta_fit` learns it.
+    metric : array-like of shape (n_features, n_features) or None, default=None
+        A linear map of the centred rows; `meta_fit` learns it.
+    novelty : array-like of shape (2,) or None, default=None
+        Slope and offset of `none_of_these`; `meta_fit` learns them, None takes them from the training rows.
+    random_state : int, RandomState or None, default=None
+        Seed of the draws, and of the episodes of `meta_fit`.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    coef_ : ndarray of shape (n_classes, n_features)
+        w*, one row a class, for two classes too; it acts on rows as `represent` returns them.
+    intercept_ : ndarray of shape (n_classes,)
+        b*; minus infinity for a class without examples.
+    coef_var_ : ndarray of shape (n_classes, n_features)
+        The diagonals V*.
+    intercept_var_ : ndarray of shape (n_classes,)
+        v*.
+    sigma2_ : float
+        The prior-norm-adjusted σ²*.
+    beta_ : float
+        The β that was used.
+    center_ : ndarray of shape (n_features,) or None
+        What is subtracted from the rows first, where `center` is "support" or a vector.
+    temperature_ : float
+        The temperature that was used.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Where X has names of columns.
+
+    Notes
+    -----
+    float64 input is computed in float64. The paper's setting is
+    ``GPLDLAClassifier(beta=1.0, center=False, covariance="diag", predictive="mc")``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gpldla import GPLDLAClassifier
+    >>> X = np.array([[3.0, 0.1], [2.9, 0.0], [0.2, 3.1], [0.0, 2.8]])
+    >>> clf = GPLDLAClassifier().fit(X, ["cat", "cat", "dog", "dog"])
+    >>> clf.predict([[2.0, 0.3]])
+    array(['cat'], dtype='<U3')
+    >>> clf.partial_fit([[-2.0, -2.0], [-2.1, -2.3]], ["owl", "owl"]).classes_
+    array(['cat', 'dog', 'owl'], dtype='<U3')
+    """
+
+    _posterior: TaskPosterior
+    _novelty: Novelty | None
+
+    def __init__(
+        self,
+        beta: float | Literal["auto"] = "auto",
+        beta_b: float = 1.0,
+        *,
+        normalize: bool = True,
+        center: Literal["auto", "support", False] | Sequence[float] | np.ndarray = "auto",
+        whiten: bool | Literal["auto"] = "auto",
+        priors: Literal["uniform"] | Sequence[float] | np.ndarray | None = None,
+        covariance: Covariance = "diag",
+        map_steps: int = 0,
+        predictive: Predictive = "auto",
+        n_samples: int = 10,
+        temperature: float = 1.0,
+        metric: np.ndarray | None = None,
+        novelty: Sequence[float] | np.ndarray | None = None,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.beta = beta
+        self.beta_b = beta_b
+        self.normalize = normalize
+        self.center = center
+        self.whiten = whiten
+        self.priors = priors
+        self.covariance = covariance
+        self.map_steps = map_steps
+        self.predictive = predictive
+        self.n_samples = n_samples
+        self.temperature = temperature
+        self.metric = metric
+        self.novelty = novelty
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "GPLDLAClassifier":
+        """Adapt to labelled rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        y : array-like of shape (n_samples,)
+            Labels: strings, numbers or booleans.
+        sample_weight : array-like of shape (n_samples,), default=None
+            How often each row counts: 2 is the same as the row twice, 0 as its absence.
+
+        Returns
+        -------
+        self : GPLDLAClassifier
+        """
+        with self._rollback_on_error():
+            X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
+            _check_labels(y)
+            weights = self._weights(sample_weight, X)
+            classes = np.unique(y if weights is None else y[weights > 0])
+            if len(classes) < 2:
+                raise UserError(
+                    f"y holds one class only, {classes.tolist()[0]!r}; give examples of at least two classes."
+                )
+            self._check_settings()
+            self.classes_ = classes
+            self._support, self._labels, self._support_weights = _drop_zero_weights(X, y, weights)
+            return self._adapt()
+
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+    ) -> "GPLDLAClassifier":
+        """Add examples of known or new classes; the result is that of one fit on all of them.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        y : array-like of shape (n_samples,)
+        classes : array-like of shape (n_classes,), default=None
+            Classes to declare; one without examples has probability 0 until it has some.
+        sample_weight : array-like of shape (n_samples,), default=None
+
+        Returns
+        -------
+        self : GPLDLAClassifier
+        """
+        with self._rollback_on_error():
+            return self._add(X, y, classes, sample_weight)
+
+    @contextmanager
+    def _rollback_on_error(self) -> Iterator[None]:
+        before = self.__dict__.copy()
+        try:
+            yield
+        except BaseException:
+            self.__dict__ = before
+            raise
+
+    def _add(self, X: Any, y: Any, classes: Any, sample_weight: Any) -> "GPLDLAClassifier":
+        first = not hasattr(self, "classes_")
+        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=first)
+        _check_labels(y)
+        self._check_settings()
+        weights = self._weights(sample_weight, X)
+        X, y, weights = _drop_zero_weights(X, y, weights)
+        known = [] if first else [self.classes_]
+        declared = [] if classes is None else [np.asarray(classes)]
+        new_classes = _distinct([*known, *declared, y])
+        if not first:
+            if self._support_weights is not None or weights is not None:
+                old = _ones(self._support) if self._support_weights is None else self._support_weights
+                weights = np.concatenate([old, _ones(X) if weights is None else weights])
+            X = np.concatenate([self._support, X])
+            y = np.concatenate([self._labels, y])
+        self.classes_ = new_classes
+        self._support, self._labels, self._support_weights = X, y, weights
+        return self._adapt()
+
+    def meta_fit(
+        self,
+        X_base: Any,
+        y_base: Any,
+        *,
+        shots: int = 5,
+        ways: int = 5,
+        episodes: int = 200,
+        progress: bool = True,
+    ) -> "GPLDLAClassifier":
+        """Learn the prior from classes of the same kind for which there are plenty of examples.
+
+        Sets the parameters `beta`, `beta_b`, `temperature`, `center`, `metric` and `novelty`, so that `fit`,
+        clones and cross-validation use what was learned. The classes are not remembered; call `fit` next.
+
+        Parameters
+        ----------
+        X_base : array-like of shape (n_base, n_features)
+        y_base : array-like of shape (n_base,)
+        shots, ways : int, default=5
+            Examples a class and classes a task, as they will be in `fit`.
+        episodes : int, default=200
+            Tasks that are sampled.
+        progress : bool, default=True
+            Show a progress bar.
+
+        Returns
+        -------
+        self : GPLDLAClassifier
+        """
+        X, y = validate_data(self, X_base, y_base, dtype=[np.float64, np.float32])
+        _check_labels(y)
+        self._check_settings()
+        codes = np.unique(y, return_inverse=True)[1]
+        learned = learn_prior(
+            torch.from_numpy(np.array(X)),
+            torch.from_numpy(codes),
+            shots=shots,
+            ways=ways,
+            episodes=episodes,
+            seed=self._seed(),
+            make_head=self._head,
+            normalize=self.normalize,
+            reporter=Reporter(Console(stderr=True)) if progress else SILENT,
+        )
+        self.set_params(whiten=True, **learned)
+        return self
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Return log p(class | x).
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        log_proba : ndarray of shape (n_samples, n_classes)
+            In the order of `classes_`.
+        """
+
+        def answer(rows: Tensor) -> Tensor:
+            return apply_temperature(self._posterior.log_prob(rows), self.temperature_)
+
+        return self._in_chunks(X, answer)[:, : len(self.classes_)]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return p(class | x), shape (n_samples, n_classes), in the order of `classes_`."""
+        return np.exp(self.predict_log_proba(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the most probable class of each row, shape (n_samples,)."""
+        log_proba = self.predict_log_proba(X)
+        return self.classes_[log_proba.argmax(axis=1)]
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Return log p(class | x), shape (n_samples, n_classes); for two classes their difference."""
+        log_proba = self.predict_log_proba(X)
+        return log_proba[:, 1] - log_proba[:, 0] if len(self.classes_) == 2 else log_proba
+
+    def represent(self, X: Any) -> np.ndarray:
+        """Return rows as the classifier sees them, φ: centred, whitened, at unit length.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        phi : ndarray of shape (n_samples, n_features)
+        """
+
+        def phi(rows: Tensor) -> Tensor:
+            z = self._posterior.space(rows)
+            return torch.nn.functional.normalize(z, dim=-1, eps=1e-30) if self._fitted["normalize"] else z
+
+        return self._in_chunks(X, phi)
+
+    def uncertainty(self, X: Any) -> Uncertainty:
+        """Say how uncertain the class of each row is, and why, in bits.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        uncertainty : named tuple of three ndarrays of shape (n_samples,)
+            `total` is the entropy of the probabilities (before any temperature). `aleatoric` is what would
+            remain if the classifier were known exactly, and `epistemic` the rest: what more examples could
+            tell.
+        """
+        return Uncertainty(*self._in_chunks(X, lambda rows: uncertainty_of(self._posterior, rows)).T)
+
+    def none_of_these(self, X: Any, *, prevalence: float = 0.5) -> np.ndarray:
+        """Return the probability that each row belongs to no known class.
+
+        It is calibrated on the base classes of `meta_fit`, else by leaving classes of the training rows out.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        prevalence : float, default=0.5
+            How common such rows are among those to come.
+
+        Returns
+        -------
+        probability : ndarray of shape (n_samples,)
+        """
+        check_is_fitted(self, "classes_")
+        if not 0 < prevalence < 1:
+            raise UserError(f"prevalence must lie between 0 and 1, not {prevalence!r}.")
+        novelty = self._novelty = self._novelty or self._fit_novelty()
+        return self._in_chunks(
+            X, lambda rows: novelty.probability(self._posterior, rows, prevalence).unsqueeze(-1)
+        )[:, 0]
+
+    def leave_one_out(self) -> np.ndarray:
+        """Return the probabilities of each training row under the classifier that has not seen it.
+
+        Returns
+        -------
+        proba : ndarray of shape (n_samples, n_classes)
+            Rows of classes without another example are NaN: there is no such classifier. The variances are
+            those of all examples, see `gpldla.heads.gp.leave_one_out`; with `map_steps` the means are still
+            those of the LDA estimate.
+        """
+        check_is_fitted(self, "classes_")
+        with torch.inference_mode():
+            head = GPLDLAAuto(**self._fitted).eval()
+            log_prob = head.leave_one_out_log_prob(*self._support_tensors(), self._posterior.beta)
+            return apply_temperature(log_prob, self.temperature_).exp().numpy()[:, : len(self.classes_)]
+
+    def _adapt(self) -> "GPLDLAClassifier":
+        # As they are now: answers must not change with parameters that are set after the fit.
+        self.center_, self.temperature_ = self._given_center(), float(self.temperature)
+        self._fitted = self._options()
+        with torch.inference_mode():
+            rows, numbers, ways, weights = self._support_tensors()
+            posterior = GPLDLAAuto(**self._fitted).eval().adapt(rows, numbers, ways, weights=weights)
+            if self.predictive in ("mc", "mc-logits"):
+                posterior.diagonal.generator = torch.Generator().manual_seed(self._seed())
+        self._posterior = posterior
+        self._novelty = None if self.novelty is None else Novelty(*map(float, self.novelty))
+        diagonal, C = posterior.diagonal, len(self.classes_)
+        assert diagonal.sigma2 is not None
+        self.beta_ = posterior.beta.item()
+        self.coef_ = diagonal.weight_mean[:C].numpy()
+        self.intercept_ = diagonal.bias_mean[:C].numpy()
+        self.coef_var_ = diagonal.weight_var[:C].numpy()
+        self.intercept_var_ = diagonal.bias_var[:C].numpy()
+        self.sigma2_ = diagonal.sigma2.item()
+        return self
+
+    def _support_tensors(self) -> tuple[Tensor, Tensor, int, Tensor | None]:
+        """Return rows [n, d], numbers of classes [n], how many classes, and weights [n]."""
+        numbers = torch.from_numpy(np.searchsorted(self.classes_, self._labels))
+        rows = self._rows(self._support)
+        weights = None if self._support_weights is None else torch.from_numpy(self._support_weights).to(rows)
+        return rows, numbers, max(2, len(self.classes_)), weights
+
+    def _head(self, **changed: Any) -> GPLDLAAuto:
+        return GPLDLAAuto(**{**self._options(), **changed}).eval()
+
+    def _options(self) -> dict[str, Any]:
+        """Return the options of the head that the parameters ask for."""
+        return {
+            "beta": self.beta,
+            "beta_b": self.beta_b,
+            "normalize": self.normalize,
+            "center": isinstance(self.center, str) and self.center == "auto",
+            "whiten": self._whitens(),
+            "covariance": self.covariance,
+            "map_steps": self.map_steps,
+            "predictive": self.predictive,
+            "n_samples": self.n_samples,
+            "priors": list(self.priors) if isinstance(self.priors, np.ndarray) else self.priors,
+            "metric": None if self.metric is None else torch.from_numpy(np.asarray(self.metric)),
+        }
+
+    def _whitens(self) -> bool:
+        if isinstance(self.whiten, str):
+            return isinstance(self.center, str) and self.center == "auto"
+        return bool(self.whiten)
+
+    def _fit_novelty(self) -> Novelty:
+        with torch.inference_mode():
+            head = GPLDLAAuto(**{**self._fitted, "beta": self.beta_}).eval()
+            return fit_novelty(head, *self._support_tensors())
+
+    def _in_chunks(self, X: Any, function: Any) -> np.ndarray:
+        """Apply a function of tensors [n, d] → [n, k] to the rows of X, a part at a time."""
+        check_is_fitted(self, "classes_")
+        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        step = max(1, VALUES_PER_CHUNK // max(X.shape[1], 16 * len(self.classes_)))
+        with torch.inference_mode():
+            parts = [function(self._rows(X[i : i + step])).numpy() for i in range(0, len(X), step)]
+        return np.concatenate(parts)
+
+    def _rows(self, X: np.ndarray) -> Tensor:
+        """Hand rows to torch, in the precision of the training rows, with a given centre subtracted."""
+        X = X.astype(self._support.dtype, copy=False)
+        X = X if self.center_ is None else X - self.center_
+        return torch.from_numpy(np.require(X, requirements=["C", "W"]))
+
+    def _given_center(self) -> np.ndarray | None:
+        """Return what is subtracted before anything else, [d]; the head finds the "auto" centre itself."""
+        X = self._support
+        if isinstance(self.center, str):
+            return np.average(X, axis=0, weights=self._support_weights) if self.center == "support" else None
+        if self.center is False or self.center is None:
+            return None
+        center = np.asarray(self.center, dtype=X.dtype)
+        if center.shape != (X.shape[1],) or not np.isfinite(center).all():
+            raise UserError(f"center must be {X.shape[1]} finite numbers, one a feature.")
+        return center
+
+    def _weights(self, sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
+        if sample_weight is None:
+            return None
+        weights = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
+        if not (weights > 0).any():
+            raise UserError("sample_weight holds no positive weight; give at least one.")
+        return weights
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _check_settings(self) -> None:
+        """Say what is wrong with the settings that the head does not check itself."""
+        if isinstance(self.center, str) and self.center not in ("auto", "support"):
+            raise UserError(f"There is no center {self.center!r}; use 'auto', 'support', False or a vector.")
+        if self.center is True:
+            raise UserError("center cannot be True; use 'auto', 'support', False or a vector.")
+        if not (isinstance(self.whiten, (bool, np.bool_)) or self.whiten == "auto"):
+            raise UserError(f"whiten must be True, False or 'auto', not {self.whiten!r}.")
+        require_positive(temperature=self.temperature)
+        d = self.n_features_in_
+        if self.metric is not None and np.shape(self.metric) != (d, d):
+            raise UserError(f"metric must have shape ({d}, {d}), not {np.shape(self.metric)}.")
+        if self.novelty is not None and np.shape(self.novelty) != (2,):
+            raise UserError(f"novelty must be two numbers, slope and offset, not {self.novelty!r}.")
+
+
+def _check_labels(y: np.ndarray) -> None:
+    with warnings.catch_warnings():
+        # Few examples of many classes are what this is for.
+        warnings.filterwarnings("ignore", "The number of unique classes is greater than 50%")
+        check_classification_targets(y)
+
+
+def _drop_zero_weights(
+    X: np.ndarray, y: np.ndarray, weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Leave out rows of weight 0 and copy, so that nothing changes behind our back."""
+    if weights is None:
+        return np.array(X), np.array(y), None
+    kept = weights > 0
+    return X[kept], y[kept], weights[kept]
+
+
+def _distinct(labels: list[np.ndarray]) -> np.ndarray:
+    """Return the classes among arrays of labels, sorted; of one kind, which numpy would not insist on."""
+    kinds = {"number" if of.dtype.kind in "iuf" else of.dtype.kind for of in labels} - {"O"}
+    try:
+        if len(kinds) > 1:  # 1 and "1", or 1 and True
+            raise TypeError
+        return np.unique(np.concatenate(labels))
+    except TypeError:
+        raise UserError("The labels are of kinds that cannot be compared; give them as one type.") from None
+
+
+def _ones(X: np.ndarray) -> np.ndarray:
+    return np.ones(len(X), dtype=X.dtype)

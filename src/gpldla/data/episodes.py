@@ -1,0 +1,164 @@
+"""Which images make an episode: thousands at once, each fixed by (seed, split, number) alone."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpldla.data import Part
+from gpldla.utils.counter_random import splitmix64, stream
+from gpldla.utils.errors import UserError
+
+KEYS_PER_CHUNK = 4_000_000  # bounds the memory of one draw
+_LAST = torch.iinfo(torch.int64).max
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Image numbers of many episodes, class after class.
+
+    support: int64 [E, ways * shots]; labels: int64 [ways * shots]
+    query:   int64 [E, ways * queries]; query_labels: int64 [ways * queries]
+    classes: int64 [E, ways], which classes of the part these are
+    """
+
+    support: Tensor
+    labels: Tensor
+    query: Tensor
+    query_labels: Tensor
+    classes: Tensor
+
+
+def fold_indices(ways: int, shots: int, queries: int, turns: int) -> Tensor:
+    """Return places in an episode [turns, n + q]: its images, support first, as each turn has them.
+
+    The first turn leaves them as they were drawn. From turn to turn each class moves on by as many images as
+    lets all of them come round: with 1 shot, 4 queries and 5 turns each image is the support once.
+    """
+    support = torch.arange(ways * shots).view(ways, shots)
+    query = ways * shots + torch.arange(ways * queries).view(ways, queries)
+    of_class = torch.cat([support, query], dim=1)  # [ways, shots + queries]
+    moved = [of_class.roll(-(turn * (shots + queries) // turns), dims=1) for turn in range(turns)]
+    return torch.stack([torch.cat([m[:, :shots].flatten(), m[:, shots:].flatten()]) for m in moved])
+
+
+class EpisodeSampler:
+    """Draws episodes from the classes of a part; support and query never share an image.
+
+    Episode `number` is the same whatever is drawn before or beside it, so neither resuming nor the number
+    of processes changes the episodes.
+
+    separate_groups: take the support of a class from one group of images (one font family) and its query
+    from the other groups
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        *,
+        ways: int,
+        shots: int,
+        queries: int,
+        seed: int,
+        split: str,
+        separate_groups: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        for name, value, least in (("ways", ways, 2), ("shots", shots, 1), ("queries", queries, 1)):
+            if value < least:
+                raise UserError(f"{name} must be at least {least}, not {value}.")
+        if len(part.counts) < ways:
+            raise UserError(
+                f"An episode of {ways} ways needs {ways} classes, and {part.image_set.name!r} has"
+                f" {len(part.counts)} here; ask for fewer ways."
+            )
+        for name, count in zip(part.class_names, part.counts):
+            if count < shots + queries:
+                raise UserError(
+                    f"Class {name!r} has {count} images, fewer than {shots} shots + {queries} queries;"
+                    " ask for fewer or add images."
+                )
+        self.ways, self.shots, self.queries = ways, shots, queries
+        self._stream = stream(seed, split)
+        self._counts = torch.as_tensor(part.counts, device=device)
+        self._offsets = self._counts.cumsum(0) - self._counts
+        self._groups, self._support_groups = None, None
+        if separate_groups:
+            groups, eligible = _groups_by_class(part, shots, queries)
+            self._groups, self._support_groups = groups.to(device), eligible.to(device)
+
+    def draw(self, first: int, count: int) -> Episodes:
+        """Return the episodes first .. first + count - 1."""
+        a_chunk = max(1, KEYS_PER_CHUNK // (self.ways * int(self._counts.max()) + len(self._counts)))
+        drawn = [
+            self._draw(start, min(a_chunk, first + count - start))
+            for start in range(first, first + count, a_chunk)
+        ]
+        classes, support, query = (torch.cat(tensors) for tensors in zip(*drawn))
+        labels = torch.arange(self.ways, device=self._counts.device)
+        return Episodes(
+            support.flatten(1),
+            labels.repeat_interleave(self.shots),
+            query.flatten(1),
+            labels.repeat_interleave(self.queries),
+            classes,
+        )
+
+    def _draw(self, first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return classes [E, ways], support [E, ways, shots] and query [E, ways, queries]."""
+        device = self._counts.device
+        numbers = torch.arange(first, first + count, device=device)
+        episode_keys = splitmix64(numbers + self._stream).unsqueeze(-1)  # [E, 1]
+        class_keys = splitmix64(
+            episode_keys + torch.arange(len(self._counts), device=device)
+        )  # [E, n_classes]
+        classes = _smallest(class_keys, self.ways)  # [E, ways]
+
+        # One key an image of each chosen class; a class's own keys do not depend on its place in the episode.
+        largest = int(self._counts.max())
+        chosen_keys = splitmix64(class_keys.gather(1, classes) + 1).unsqueeze(-1)  # [E, ways, 1]
+        places = torch.arange(largest, device=device)
+        image_keys = splitmix64(chosen_keys + places)  # [E, ways, largest]
+        exists = places < self._counts[classes].unsqueeze(-1)
+        if self._groups is None or self._support_groups is None:
+            drawn = _smallest(image_keys.masked_fill(~exists, _LAST), self.shots + self.queries)
+            support, query = drawn[..., : self.shots], drawn[..., self.shots :]
+        else:
+            n_groups = self._support_groups.shape[1]
+            group_keys = splitmix64(splitmix64(chosen_keys + 2) + torch.arange(n_groups, device=device))
+            group = _smallest(
+                group_keys.masked_fill(~self._support_groups[classes], _LAST), 1
+            )  # [E, ways, 1]
+            in_group = self._groups[classes] == group  # [E, ways, largest]
+            support = _smallest(image_keys.masked_fill(~(exists & in_group), _LAST), self.shots)
+            query = _smallest(image_keys.masked_fill(~exists | in_group, _LAST), self.queries)
+        offsets = self._offsets[classes].unsqueeze(-1)
+        return classes, support + offsets, query + offsets
+
+
+def _groups_by_class(part: Part, shots: int, queries: int) -> tuple[Tensor, Tensor]:
+    """Return the group of each image [n_classes, largest], and which may be support [n_classes, n_groups]."""
+    if part.groups is None:
+        raise UserError(
+            f"Data set {part.image_set.name!r} has no groups of images; leave separate_groups off."
+        )
+    n_groups = int(part.groups.max()) + 1
+    groups = np.full((len(part.counts), part.counts.max()), -1)
+    eligible = np.zeros((len(part.counts), n_groups), dtype=bool)
+    starts = np.cumsum(part.counts) - part.counts
+    for row, (name, start, count) in enumerate(zip(part.class_names, starts, part.counts)):
+        groups[row, :count] = part.groups[start : start + count]
+        sizes = np.bincount(groups[row, :count], minlength=n_groups)
+        eligible[row] = (sizes >= shots) & (count - sizes >= queries)
+        if not eligible[row].any():
+            raise UserError(
+                f"Class {name!r} has no group of {shots} images that leaves {queries} in its other groups"
+                f" (sizes {sizes[sizes > 0].tolist()}); ask for fewer shots or queries."
+            )
+    return torch.from_numpy(groups), torch.from_numpy(eligible)
+
+
+def _smallest(keys: Tensor, k: int) -> Tensor:
+    """Return where the k smallest keys of the last axis are, in their order: k places drawn at random."""
+    return keys.topk(k, largest=False, sorted=True).indices

@@ -1,0 +1,1 @@
+"""What the Gaussian-process heads share: prior, posterior, predictive, and leaving one out."""

@@ -1,0 +1,291 @@
+"""Gaussian-process classification with a linear kernel on deep features, and a diagonal Laplace posterior.
+
+Kim and Hospedales, "Gaussian Process Meta Few-shot Classifier Learning via Linear Discriminant Laplace
+Approximation", 2021. The numbers of equations are those of that paper, the words in brackets its labels.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from gpldla.heads.base import Head, Posterior, can_read_values, check_episode, class_one_hot
+from gpldla.heads.gp import predictive
+from gpldla.heads.gp.rows import Rows
+from gpldla.utils.errors import UserError, did_you_mean, require_count, require_positive
+
+Predictive = Literal["auto", "mc", "mc-logits", "quadrature", "qmc", "probit"]
+"""How p(y | x, S) is computed from the posterior.
+
+"mc" is the paper's Monte Carlo in weight space, one set of draws for all queries; "mc-logits" the same for
+each query, drawn in logit space; "quadrature" deterministic and within 0.002 of the exact integral; "qmc" and
+"probit" are there to compare. "auto" is "mc-logits" in training and "quadrature" in evaluation.
+"""
+
+
+VALUES_PER_CHUNK = 1 << 20  # of query features, on a CPU
+
+
+class LabelledFeatures(NamedTuple):
+    """A support set: φ [..., n, d], membership [..., n, C], counts n_j and log priors log π_j [..., C].
+
+    The membership of an example that counts several times is that number, not one.
+    absent [..., C]: which classes have no examples; None where all are known to have some
+    """
+
+    phi: Rows
+    member: Tensor
+    counts: Tensor
+    log_pi: Tensor
+    absent: Tensor | None
+    weights: Tensor | None = None  # [..., n, 1]: how often each example counts, where that is not once
+
+    def fill_absent(self, values: Tensor, value: float) -> Tensor:
+        """Return values [..., C] with another one for classes without examples."""
+        return values if self.absent is None else values.masked_fill(self.absent, value)
+
+    def n_present(self) -> Tensor | int:
+        """Return how many classes have examples, a number or [..., 1]."""
+        return self.counts.shape[-1] if self.absent is None else (~self.absent).sum(-1, keepdim=True)
+
+
+class Mode(NamedTuple):
+    """Where the posterior has its maximum, or what stands for it: w* [..., C, d], b* [..., C].
+
+    sigma2 [...]: the class-conditional variance σ²*, where the estimate has one.
+    """
+
+    w: Tensor
+    b: Tensor
+    sigma2: Tensor | None = None
+
+
+class LinearGP(Head):
+    """What GPLDLA and its ablations share: prior, Laplace posterior and predictive; they differ in the mode.
+
+    Model (Eq. 6-7): f_j(x) = w_j·φ(x) + b_j with w_j ~ N(0, β²I), b_j ~ N(0, β_b²), softmax likelihood.
+    Only log β and log β_b are learned here; the network learns φ.
+
+    normalize:  scale features to unit length, the cosine kernel of the paper's experiments
+    power:      raise features to it first, signs kept; 1 is the paper's, see docs/methods/gpldla.md
+    training_power: the same in training; None: as in evaluation
+    n_samples:  Monte Carlo samples M (Eq. 21)
+    priors:     class priors π: None counts the support (Eq. 14), "uniform", or one number a class
+    """
+
+    def __init__(
+        self,
+        feature_dim: int | None = None,
+        *,
+        beta: float = 1.0,
+        beta_b: float = 1.0,
+        normalize: bool = True,
+        power: float = 1.0,
+        training_power: float | None = None,
+        predictive: Predictive = "auto",
+        n_samples: int = 10,
+        priors: Literal["uniform"] | Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        training_power = power if training_power is None else training_power
+        require_positive(beta=beta, beta_b=beta_b, power=power, training_power=training_power)
+        if not (power == training_power == 1 or normalize):
+            raise UserError("A power of features needs normalize = True: it forgets how long they are.")
+        if predictive not in get_args(Predictive):
+            raise UserError(
+                f"There is no predictive {predictive!r}{did_you_mean(str(predictive), get_args(Predictive))}"
+            )
+        require_count(n_samples=n_samples)
+        if not (priors is None or _is_uniform(priors) or _are_positive(priors)):
+            raise UserError(f"priors must be 'uniform' or one positive number a class, not {priors!r}.")
+        # Two numbers cost nothing in float64, and float64 features then meet the β that was asked for.
+        self.log_beta = nn.Parameter(torch.tensor(math.log(beta), dtype=torch.float64))
+        self.log_beta_b = nn.Parameter(torch.tensor(math.log(beta_b), dtype=torch.float64))
+        self.normalize = normalize
+        self.power, self.training_power = float(power), float(training_power)
+        self.predictive: Predictive = predictive
+        self.n_samples = n_samples
+        self.priors = priors
+
+    @property
+    def capturable(self) -> bool:  # type: ignore[override]
+        """Whether nothing looks at values or brings numbers along, as some options do."""
+        draws = self.predictive in ("auto", "mc", "mc-logits", "probit")
+        return draws and (self.priors is None or isinstance(self.priors, str))
+
+    @abstractmethod
+    def find_mode(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> Mode:
+        """Return the maximum of the posterior (Eq. 9) or a surrogate; 0 for a class without examples."""
+
+    def adapt(
+        self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
+    ) -> Posterior:
+        """Compute the Laplace posterior of W and B around the mode.
+
+        A class without examples gets probability 0 and leaves the others as if it were not there.
+        """
+        check_episode(support, labels, n_way)
+        member = class_one_hot(labels, n_way, support.dtype)  # [..., n, C]
+        counts = member.sum(-2)  # n_j, [..., C]
+        phi = Rows.of(support, normalize=self.normalize, power=self._power_now())  # [..., n, d]
+        beta, beta_b = self.log_beta.exp().to(support.dtype), self.log_beta_b.exp().to(support.dtype)
+        labelled = LabelledFeatures(phi, member, counts, self._log_priors(counts), absent_classes(counts))
+        return self.posterior(labelled, beta, beta_b)
+
+    def posterior(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> "LinearGPPosterior":
+        """Return the Laplace posterior for a given prior; β and β_b are numbers, or [..., 1] for batches."""
+        return self.laplace_at(self.find_mode(support, beta, beta_b), support, beta, beta_b)
+
+    def laplace_at(
+        self, mode: Mode, support: LabelledFeatures, beta: Tensor, beta_b: Tensor
+    ) -> "LinearGPPosterior":
+        """Return the Laplace posterior around a mode."""
+        w, sigma2 = mode.w, mode.sigma2
+        b = support.fill_absent(mode.b, -math.inf)
+        p = support.phi.dot(w, b).softmax(-1)  # p(y=j | F*(x)), [..., n, C]
+        a = p - p.square()  # a*(x, y, j)
+        if support.weights is not None:
+            a = a * support.weights
+        # Eq. 11 (laplace_2), [..., C, d], and Eq. 12 (laplace_3), [..., C]
+        V = support.phi.squared_weighted_sum(a).add_(beta.unsqueeze(-1) ** -2).reciprocal_()
+        v = (beta_b**-2 + a.sum(-2)).reciprocal()
+        return self.make_posterior(w, b, V, v, sigma2)
+
+    def make_posterior(
+        self, w: Tensor, b: Tensor, V: Tensor, v: Tensor, sigma2: Tensor | None
+    ) -> "LinearGPPosterior":
+        """Return the posterior with these moments, [..., C, d] and [..., C], answering as this head does."""
+        return LinearGPPosterior(
+            w, b, V, v, sigma2, self.normalize, self._predictive_now(), self.n_samples, self._power_now()
+        )
+
+    def scalars(self) -> dict[str, float]:
+        """Return β and β_b."""
+        return {"beta": self.log_beta.exp().item(), "beta_b": self.log_beta_b.exp().item()}
+
+    def _power_now(self) -> float:
+        return self.training_power if self.training else self.power
+
+    def _predictive_now(self) -> Predictive:
+        if self.predictive == "auto":
+            return "mc-logits" if self.training else "quadrature"
+        return self.predictive
+
+    def _log_priors(self, counts: Tensor) -> Tensor:
+        """Return log π_j [..., C]; −inf for a class without examples."""
+        if self.priors is None:
+            weights = counts
+        elif _is_uniform(self.priors):
+            weights = (counts > 0).to(counts.dtype)
+        else:
+            given = torch.as_tensor(self.priors, dtype=counts.dtype, device=counts.device)
+            if given.shape != counts.shape[-1:]:
+                raise UserError(f"priors must be {counts.shape[-1]} positive numbers, one a class.")
+            weights = given * (counts > 0)
+        return weights.log().log_softmax(-1)
+
+
+def absent_classes(counts: Tensor) -> Tensor | None:
+    """Return which classes have no examples [..., C]; None where a look has shown that all have some."""
+    return None if can_read_values(counts) and counts.all().item() else counts == 0
+
+
+def _is_uniform(priors: object) -> bool:
+    return isinstance(priors, str) and priors == "uniform"
+
+
+def _are_positive(priors: object) -> bool:
+    try:
+        numbers = torch.as_tensor(priors, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return bool(((numbers > 0) & numbers.isfinite()).all())
+
+
+@dataclass
+class LinearGPPosterior(Posterior):
+    """p(W, B | S) ≈ Π_j N(w_j; w*_j, V*_j) N(b_j; b*_j, v*_j), with diagonal V*_j.
+
+    weight_mean, weight_var: [..., C, d]; bias_mean, bias_var: [..., C]; sigma2: [...] or None
+    """
+
+    weight_mean: Tensor
+    bias_mean: Tensor
+    weight_var: Tensor
+    bias_var: Tensor
+    sigma2: Tensor | None
+    normalize: bool
+    predictive: Predictive
+    n_samples: int
+    power: float = 1.0
+    generator: torch.Generator | None = None
+    _draws: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+
+    def logits(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of f_j(x) | S, each [..., q, C].
+
+        f is linear in (W, B), so with a factorised posterior f_j(x) ~ N(w*_j·φ + b*_j, V*_j·φ² + v*_j),
+        independent over j.
+        """
+        batch = query.shape[:-2]
+        values = query.shape[-2] * query.shape[-1]
+        step = VALUES_PER_CHUNK // max(1, values)  # episodes whose squares stay in the cache
+        everything = (query, self.weight_mean, self.bias_mean, self.weight_var, self.bias_var)
+        if (
+            torch.is_grad_enabled()
+            or query.device.type != "cpu"
+            or self.bias_mean.shape[:-1] != batch
+            or batch.numel() <= max(1, step)
+        ):
+            return self._logits(*everything)
+        chunks = zip(*(t.flatten(0, len(batch) - 1).split(max(1, step)) for t in everything))
+        mean, var = (torch.cat(parts) for parts in zip(*(self._logits(*chunk) for chunk in chunks)))
+        return mean.view(*batch, *mean.shape[1:]), var.view(*batch, *var.shape[1:])
+
+    def rows(self, query: Tensor) -> Rows:
+        """Return φ of query features [..., q, d]."""
+        return Rows.of(query, normalize=self.normalize, power=self.power)
+
+    def _logits(self, query: Tensor, w: Tensor, b: Tensor, V: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        phi = self.rows(query)
+        return phi.dot(w, b), phi.squared_dot(V, v)
+
+    def log_prob(self, query: Tensor) -> Tensor:
+        """Return log p(y | x, S) [..., q, C] for query features [..., q, d], Eq. 21 (predictive)."""
+        if self.predictive == "mc":
+            weights, biases = self._weight_draws()
+            phi = self.rows(query)
+            return predictive.log_mean_softmax(phi.dot(weights, biases))
+        mean, var = self.logits(query)
+        if self.predictive == "mc-logits":
+            return predictive.monte_carlo(mean, var, self.n_samples, self.generator)
+        if self.predictive == "qmc":
+            return predictive.quasi_monte_carlo(mean, var)
+        if self.predictive == "probit":
+            return predictive.probit(mean, var)
+        return predictive.quadrature(mean, var)
+
+    def fix_draws(self, seed: int = 0) -> None:
+        """Draw now what "mc" would draw at the first query, so that the answers can be had again."""
+        if self.predictive == "mc":
+            devices = [self.weight_mean.device] if self.weight_mean.is_cuda else []
+            with torch.random.fork_rng(devices):
+                torch.manual_seed(seed)
+                self._weight_draws()
+
+    def _weight_draws(self) -> tuple[Tensor, Tensor]:
+        """Draw W [M, ..., C, d] and B [M, ..., C] once; every later query meets the same draws (Eq. 21)."""
+        if self._draws is None:
+            self._draws = (
+                self.weight_mean + self.weight_var.sqrt() * self._normal(self.weight_mean),
+                self.bias_mean + self.bias_var.sqrt() * self._normal(self.bias_mean),
+            )
+        return self._draws
+
+    def _normal(self, like: Tensor) -> Tensor:
+        shape = (self.n_samples, *like.shape)
+        return torch.randn(shape, dtype=like.dtype, device=like.device, generator=self.generator)

@@ -1,0 +1,273 @@
+"""The predictive integral p(y) = E[softmax_y(f)] for Gaussian logits f_j ~ N(mean_j, var_j), independent.
+
+Every function takes `mean` and `var` [..., C] and returns log p [..., C]. A class that cannot occur has
+mean −inf and keeps log p = −inf. What each costs and how far it is from the exact integral is measured
+by `benchmarks/predictive.py`; its table is in docs/predictive.md.
+"""
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from gpldla import kernels
+
+# The standard Gumbel distribution as a mixture of normals: weights, means, standard deviations. Minimax
+# fits, see benchmarks/gumbel_mixture.py: with four the error of the tail P(G > z) is below 0.0052 (P + 0.01)
+# for every z. That is 1 % of it wherever it exceeds 1 %, and 1e-4 beyond.
+_GUMBEL_MIXTURE = (
+    (0.348047, -0.293368, 0.618579),
+    (0.420890, 0.621709, 0.907310),
+    (0.193067, 1.629429, 1.367907),
+    (0.037996, 2.607113, 2.219624),
+)
+# The largest of C variables lies where P(G > z) is about 1/C: many classes need more of the tail. With six
+# normals its error is below 0.0034 (P + 1e-5).
+_GUMBEL_MIXTURE_OF_MANY = (
+    (0.307450, -0.381487, 0.587866),
+    (0.401016, 0.490902, 0.822600),
+    (0.207047, 1.417111, 1.160733),
+    (0.067123, 2.282978, 1.646205),
+    (0.001977, 2.378854, 3.467780),
+    (0.015387, 2.846391, 2.344213),
+)
+MANY_CLASSES = 65
+MIN_POINTS = 13
+SMALL_MIXTURE = 1 << 16  # values, up to which calling operations costs more than what they do
+LOGITS_PER_CHUNK = 1 << 15  # on a CPU: what stays in its caches, at every point
+KERNEL_MAX_CLASSES = MANY_CLASSES - 1  # more do not fit in a GPU's registers
+_GUMBEL_MEAN = 0.5772156649015329
+_GUMBEL_VARIANCE = math.pi**2 / 6
+
+
+def monte_carlo(
+    mean: Tensor, var: Tensor, n_samples: int, generator: torch.Generator | None = None
+) -> Tensor:
+    """Average the softmax over `n_samples` random draws of the logits, new ones for every query."""
+    noise = torch.randn(n_samples, *mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
+    return log_mean_softmax(mean + _deviation(mean, var) * noise)
+
+
+def quasi_monte_carlo(mean: Tensor, var: Tensor, n_points: int = 1024) -> Tensor:
+    """Average the softmax over one fixed set of scrambled Sobol points, the same for every query."""
+    points = normal_points(n_points, mean.shape[-1]).to(mean)
+    points = points.view(n_points, *(1,) * (mean.ndim - 1), mean.shape[-1])
+    return log_mean_softmax(mean + _deviation(mean, var) * points)
+
+
+def _deviation(mean: Tensor, var: Tensor) -> Tensor:
+    """Return √var; that of an impossible class does not count, and must not have the gradient of √0."""
+    return var.masked_fill(mean.isneginf(), 1).sqrt()
+
+
+def probit(mean: Tensor, var: Tensor) -> Tensor:
+    """Shrink each logit by its own noise, MacKay's rule; cheap, but off by 0.3 and more in probability.
+
+    The rule is not invariant to a shift of all logits, so they are centred first.
+    """
+    impossible = mean.isneginf()
+    centre = mean.masked_fill(impossible, 0).sum(-1, keepdim=True) / (~impossible).sum(-1, keepdim=True)
+    logits = (_finite(mean) - centre) / (1 + math.pi / 8 * var).sqrt()
+    return logits.log_softmax(-1).masked_fill(impossible, -math.inf)
+
+
+def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor:
+    """Integrate in one dimension, whatever the number of classes: deterministic, error at most 0.002.
+
+    softmax_y(f) is the probability that f_y + G_y is the largest of all f_j + G_j with independent
+    Gumbel noise G. So p(y) = P(X_y is the largest of X_j = f_j + G_j), and as the X_j are independent,
+
+        p(y) = ∫ g_y(t) Π_{j≠y} F_j(t) dt,    g_j and F_j the density and distribution function of X_j.
+
+    A normal plus a Gumbel variable, itself a mixture of normals, is a mixture of normals: g_j and F_j are
+    closed forms. The integrand is smooth and vanishes at both ends, where the trapezoid rule converges
+    exponentially; constant factors cancel when p is normalised.
+
+    n_points: None gives each query as many as its narrowest class needs, 13 where the variances are alike;
+    a number keeps the shapes independent of the data (compiled graphs).
+    """
+    if n_points is None and _use_kernel(mean, var):
+        from gpldla.kernels.quadrature import integrate
+
+        log_p = kernels.try_or_fall_back(lambda: integrate(mean, var))
+        if log_p is not None:
+            return log_p
+    if not torch.is_grad_enabled() and mean.device.type == "cpu" and mean.numel() > LOGITS_PER_CHUNK:
+        C = mean.shape[-1]
+        chunks = (t.reshape(-1, C).split(max(1, LOGITS_PER_CHUNK // C)) for t in (mean, var))
+        return torch.cat([quadrature(m, v, n_points) for m, v in zip(*chunks)]).view(mean.shape)
+    C = mean.shape[-1]
+    log_p = _integral(mean.reshape(-1, C).T.contiguous(), var.reshape(-1, C).T.contiguous(), n_points)
+    return log_p.T.reshape(mean.shape)
+
+
+def _integral(mean: Tensor, var: Tensor, n_points: int | None) -> Tensor:
+    """Return `quadrature` of means and variances [C, Q]: loops along the queries, the last axis, are fast."""
+    spread = (var.detach() + _GUMBEL_VARIANCE).sqrt()  # standard deviation of X_j
+    centre = mean.detach() + _GUMBEL_MEAN
+    upper = torch.add(centre, spread, alpha=4.5)
+    lowest = torch.sub(centre, spread, alpha=3).amax(0)  # the largest X_j is rarely below ...
+    highest = upper.amax(0)  # ... or above this,
+    if _are_many(mean.shape[0]):  # unless there are many: then its tail is that of one Gumbel variable
+        at_most = highest + math.log(mean.shape[0])
+        highest = torch.minimum((mean.detach() + var.detach() / 2).logsumexp(0) + 6, at_most).maximum(highest)
+    if n_points is not None:
+        return _trapezoid(mean, var, lowest, highest, n_points)
+
+    # The step should not exceed 0.8 of the narrowest spread among the classes that reach into the interval.
+    width, fewest_steps = highest - lowest, 0.8 * (MIN_POINTS - 1)
+    compiling = torch.compiler.is_compiling()
+    if not compiling and (not mean.numel() or (width / spread.amin(0)).max().item() <= fewest_steps):
+        return _trapezoid(mean, var, lowest, highest, MIN_POINTS)  # mostly: enough for any class
+    narrowest = spread.masked_fill(upper < lowest, math.inf).amin(0)
+    doublings = (width / narrowest / fewest_steps).log2().ceil().clamp(0, 7).nan_to_num(0)
+    if compiling:  # a graph cannot treat some queries otherwise than others
+        return _trapezoid(mean, var, lowest, highest, MIN_POINTS * 2**doublings)
+    log_p = torch.empty_like(mean)
+    for doubling in doublings.unique():
+        some = doublings == doubling
+        log_p[:, some] = _trapezoid(
+            mean[:, some], var[:, some], lowest[some], highest[some], MIN_POINTS * 2 ** int(doubling)
+        )
+    return log_p
+
+
+def _use_kernel(mean: Tensor, var: Tensor) -> bool:
+    """Say whether these logits are for the kernel: on a GPU with Triton, in float32, no gradient wanted."""
+    wants_gradient = torch.is_grad_enabled() and (mean.requires_grad or var.requires_grad)
+    return (
+        kernels.usable_for(mean)
+        and mean.dtype == torch.float32
+        and mean.numel() > 0
+        and mean.shape[-1] <= KERNEL_MAX_CLASSES
+        and not wants_gradient
+    )
+
+
+def _trapezoid(mean: Tensor, var: Tensor, lowest: Tensor, highest: Tensor, n_points: int | Tensor) -> Tensor:
+    """Evaluate the integral of `quadrature` on `n_points` equal steps from `lowest` to `highest` [Q]: [C, Q].
+
+    n_points: a number, or one for each query [Q], all of which then cost as much as the largest.
+    """
+    if isinstance(n_points, int):
+        steps = torch.linspace(0, 1, n_points, dtype=mean.dtype, device=mean.device).unsqueeze(-1)
+    else:
+        numbers = torch.arange(n_points.max().int().item(), device=mean.device).unsqueeze(-1)
+        steps = numbers / (n_points - 1)  # [T, Q]
+        steps = steps.masked_fill(steps > 1, math.inf)  # there the density is 0
+    t = torch.lerp(lowest, highest, steps)  # [T, Q]
+
+    tiny = torch.finfo(mean.dtype).tiny
+    # A graph serves any number of queries, and cannot choose by it.
+    small = not torch.compiler.is_compiling() and 4 * mean.shape[0] * t.numel() <= SMALL_MIXTURE
+    # F_j(t) and g_j(t)·√π, [C, T, Q]; 1 and 0 for an impossible class
+    distribution, density = (_cdf_pdf_batched if small else _cdf_pdf_looped)(_finite(mean), var, t)
+    distribution = distribution.clamp_min(tiny)
+
+    # Π_j F_j(t), [T, Q]; a compiler cannot take the gradient of a product
+    compiling = torch.compiler.is_compiling()
+    all_below_t = distribution.log().sum(0).exp() if compiling else distribution.prod(0)
+    mass = (density / distribution * all_below_t).sum(1)  # [C, Q]
+    log_p = mass.clamp_min(tiny).log().log_softmax(0)
+    log_p = torch.maximum(log_p, _jensen_bound(mean, var)).masked_fill(mean == -math.inf, -math.inf)
+    return log_p.log_softmax(0)  # the bound may have added a little
+
+
+def _cdf_pdf_looped(mean: Tensor, var: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Return F_j(t) and g_j(t)·√π [C, T, Q] for means and variances [C, Q], one normal at a time."""
+    furthest = _max_z(mean.dtype)
+    distribution = torch.zeros((), dtype=mean.dtype, device=mean.device)
+    density = torch.zeros((), dtype=mean.dtype, device=mean.device)
+    for weight, location, scale in _mixture(mean.shape[0]):
+        narrowness = (2 * (var + scale**2)).rsqrt().unsqueeze(1)  # [C, 1, Q]
+        z = ((mean + location).unsqueeze(1) - t) * narrowness
+        z = z.clamp(-furthest, furthest)
+        distribution = torch.add(distribution, torch.erfc(z), alpha=weight / 2)
+        density = torch.addcmul(density, torch.exp(-z * z), narrowness, value=weight)
+    return distribution, density
+
+
+def _cdf_pdf_batched(mean: Tensor, var: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the same with all K normals in one tensor: a third of the operations for a single task."""
+    columns = _mixture_columns(_mixture(mean.shape[0]), mean.dtype, mean.device)
+    half_weights, log_weights, locations, doubled_variances = columns
+    narrowness = torch.add(doubled_variances, var.unsqueeze(1), alpha=2).rsqrt()  # [K, C, 1, Q]
+    furthest = _max_z(mean.dtype)
+    z = (mean.unsqueeze(1) + locations - t).mul_(narrowness).clamp_(-furthest, furthest)  # [K, C, T, Q]
+    distribution = torch.erfc(z).mul_(half_weights).sum(0)
+    return distribution, (torch.addcmul(log_weights, z, z, value=-1).exp_() * narrowness).sum(0)
+
+
+def _max_z(dtype: torch.dtype) -> float:
+    """Return the z beyond which e^(−z²) is no number, and slow on a CPU."""
+    return 0.97 * math.sqrt(-math.log(torch.finfo(dtype).tiny))
+
+
+def _mixture(classes: int) -> tuple[tuple[float, float, float], ...]:
+    """Return the mixture of normals that stands for the Gumbel distribution."""
+    return _GUMBEL_MIXTURE_OF_MANY if _are_many(classes) else _GUMBEL_MIXTURE
+
+
+def _are_many(classes: int) -> bool:
+    """Say whether there are many classes; a graph for any number of them cannot tell."""
+    return isinstance(classes, int) and classes >= MANY_CLASSES
+
+
+@lru_cache(maxsize=16)
+def _mixture_columns(
+    mixture: tuple[tuple[float, float, float], ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return half the weights of K normals, their logs, means and double variances, [K, 1, 1, 1]."""
+    with torch.inference_mode(False):  # they outlive the mode that they are first needed in
+        columns = torch.tensor(mixture, dtype=dtype, device=device)
+        weights, locations, deviations = columns.view(-1, 3, 1, 1, 1).unbind(1)
+        return weights / 2, weights.log(), locations, 2 * deviations.square()
+
+
+def _jensen_bound(mean: Tensor, var: Tensor) -> Tensor:
+    """Return a lower bound of log E[softmax_y(f)] [C, Q], exact for var = 0: it holds the far tail up.
+
+    E[e^{f_y} / Σ_j e^{f_j}] = e^{m_y + v_y/2} E'[1 / Σ_j e^{f_j}], where f_y has mean m_y + v_y under E';
+    then Jensen's inequality twice, E'[1/Z] ≥ 1/E'[Z]. With L_y = log softmax_y(m + v/2) that is
+    1 / (e^{−L_y} + e^{v_y}).
+    """
+    return -torch.logaddexp(-torch.add(mean, var, alpha=0.5).log_softmax(0), var)
+
+
+def independent_variances(mean: Tensor, covariance: Tensor) -> Tensor:
+    """Return variances [..., C] of independent logits that differ as coupled ones do, [..., C, C] → [..., C].
+
+    The softmax sees differences of logits only. Var(f_a − f_b) = s_a + s_b for all pairs is the least-squares
+    solution: exact for two classes, for three (where no s is negative), and wherever the coupling is common
+    to all classes. A class that cannot occur (mean −inf) has variance 0.
+    """
+    possible = ~mean.isinf()
+    pairs = (possible.unsqueeze(-1) & possible.unsqueeze(-2)).to(covariance.dtype)
+    own = covariance.diagonal(dim1=-2, dim2=-1)
+    apart = (own.unsqueeze(-1) + own.unsqueeze(-2) - 2 * covariance) * pairs  # Var(f_a − f_b)
+    count = possible.sum(-1, keepdim=True)
+    row = apart.sum(-1)
+    total = row.sum(-1, keepdim=True) / (2 * (count - 1).clamp_min(1))  # Σ s
+    several = (row - total) / (count - 2).clamp_min(1)
+    return several.where(count > 2, row / 2).clamp_min(0) * possible
+
+
+def log_mean_softmax(logits: Tensor) -> Tensor:
+    """Log of the softmax averaged over the first axis, [M, ..., C] → [..., C]."""
+    log_p = _finite(logits).log_softmax(-1).logsumexp(0) - math.log(logits.shape[0])
+    return log_p.masked_fill(logits[0].isneginf(), -math.inf)
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """Return logits with a very low number for −inf: no more likely, but its gradient is 0 and not NaN."""
+    return logits.clamp_min(max(-1e30, torch.finfo(logits.dtype).min / 4))
+
+
+@lru_cache(maxsize=16)
+def normal_points(n_points: int, dimensions: int) -> Tensor:
+    """Standard normal quasi-random points, float64 [n_points, dimensions]."""
+    uniform = torch.quasirandom.SobolEngine(dimensions, scramble=True, seed=0).draw(
+        n_points, dtype=torch.float64
+    )
+    return torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9))

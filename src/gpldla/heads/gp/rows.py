@@ -1,0 +1,95 @@
+"""Features of unit length whose products are taken without forming them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpldla.heads.base import can_read_values, norms_in_safe_range, rescale_rows, unit_length
+
+LINEAR_BELOW = 1e-3
+
+
+@dataclass
+class Rows:
+    """φ [..., n, d]: the features x themselves, or x/‖x‖; a zero feature stays zero.
+
+    Every use of φ is a product, so x is multiplied as it is and the small result is scaled: fewer passes over
+    the features. x2 is x², scale is 1/‖x‖ [..., n, 1] or None.
+    """
+
+    x: Tensor
+    x2: Tensor
+    scale: Tensor | None
+
+    @classmethod
+    def of(cls, features: Tensor, *, normalize: bool, power: float = 1.0) -> "Rows":
+        """Return features [..., n, d] as they are or, first raised to a power, at unit length."""
+        if power != 1:
+            features = power_transform(features, power)
+        if normalize and torch.compiler.is_compiling():
+            # A graph cannot look at the size of features; and near unit length products fit in float16.
+            features = unit_length(features)
+        squared = features.square()
+        if not normalize:
+            return cls(features, squared, None)
+        norm2 = squared.sum(-1, keepdim=True)
+        if can_read_values(norm2):
+            if norms_in_safe_range(norm2):
+                return cls(features, squared, norm2.rsqrt())
+            features = rescale_rows(features)  # or a feature is zero
+            squared = features.square()
+            norm2 = squared.sum(-1, keepdim=True)
+        return cls(features, squared, norm2.where(norm2 > 0, 1).rsqrt())
+
+    def every_nth(self, step: int) -> "Rows":
+        """Return every step-th row."""
+        scale = None if self.scale is None else self.scale[..., ::step, :]
+        return Rows(self.x[..., ::step, :], self.x2[..., ::step, :], scale)
+
+    def dot(self, W: Tensor, b: Tensor) -> Tensor:
+        """Return φWᵀ + b for W [..., C, d] and b [..., C]: [..., n, C]."""
+        return _scaled(self.x @ W.mT, self.scale, b)
+
+    def squared_dot(self, V: Tensor, b: Tensor) -> Tensor:
+        """Return φ²Vᵀ + b for V [..., C, d] and b [..., C]: [..., n, C]."""
+        return _scaled(self.x2 @ V.mT, None if self.scale is None else self.scale.square(), b)
+
+    def weighted_sum(self, A: Tensor) -> Tensor:
+        """Return Aᵀφ for A [..., n, C]: [..., C, d]."""
+        return (A if self.scale is None else A * self.scale).mT @ self.x
+
+    def squared_weighted_sum(self, A: Tensor) -> Tensor:
+        """Return Aᵀφ² for A [..., n, C]: [..., C, d]."""
+        return (A if self.scale is None else A * self.scale.square()).mT @ self.x2
+
+    def gram(self) -> Tensor:
+        """Return φφᵀ, [..., n, n]."""
+        return self.cross(self)
+
+    def cross(self, other: "Rows") -> Tensor:
+        """Return φ·φ' with other rows [..., m, d] of the same kind: [..., n, m]."""
+        product = self.x @ other.x.mT
+        if self.scale is None or other.scale is None:
+            return product
+        return product * self.scale * other.scale.mT
+
+    def norm2(self) -> Tensor:
+        """Return ‖φ‖², [..., n]: one, or zero for a zero feature, at unit length."""
+        norm2 = self.x2.sum(-1)
+        return norm2 if self.scale is None else norm2 * self.scale.squeeze(-1).square()
+
+
+def power_transform(x: Tensor, power: float) -> Tensor:
+    """Raise features [..., d] to a power, signs kept: up to a factor a row, which unit length takes away.
+
+    Entries below a thousandth of the typical one grow linearly instead: the slope of a root at 0 is infinite.
+    """
+    typical = unit_length(x) * x.shape[-1] ** 0.5
+    return typical * (typical.square() + LINEAR_BELOW**2) ** ((power - 1) / 2)
+
+
+def _scaled(product: Tensor, scale: Tensor | None, b: Tensor) -> Tensor:
+    """Return product·scale + b: [..., n, C], [..., n, 1] or None, [..., C]."""
+    b = b.unsqueeze(-2)
+    return product + b if scale is None else torch.addcmul(b, product, scale)

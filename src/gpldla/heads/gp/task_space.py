@@ -1,0 +1,96 @@
+"""A task's own view of features that were not trained for it: centred, and whitened within the classes."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpldla.heads.base import unit_length
+
+
+@dataclass
+class TaskSpace:
+    """An affine map of features, z ↦ (z − c)·A^{-1/2}, found from the support set.
+
+    normalize_first: rows are scaled to unit length first, so that long ones do not rule the mean
+    center:     c [..., d], or None
+    metric:     [d, d], a linear map learned elsewhere that comes first, or None
+    directions: the within-class directions, orthonormal rows [..., r, d], or None
+    shrink:     [..., r]: by how much the component along each of them changes, in (−1, 0]
+
+    A = I + κS, where S is the scatter of the support around its class means and κS has as trace its degrees
+    of freedom. That is the shared covariance of linear discriminant analysis under an inverse-Wishart prior
+    around a multiple of I that weighs as much as d examples. One example a class leaves A = I.
+    """
+
+    normalize_first: bool
+    center: Tensor | None = None
+    metric: Tensor | None = None
+    directions: Tensor | None = None
+    shrink: Tensor | None = None
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Map features, [..., n, d] → [..., n, d]."""
+        z = unit_length(features) if self.normalize_first else features
+        if self.center is not None:
+            z = z - self.center.unsqueeze(-2)
+        if self.metric is not None:
+            z = z @ self.metric
+        if self.directions is not None and self.shrink is not None:
+            along = z @ self.directions.mT  # [..., n, r]
+            z = z + (along * self.shrink.unsqueeze(-2)) @ self.directions
+        return z
+
+
+def class_means(features: Tensor, member: Tensor) -> Tensor:
+    """Return the weighted mean of each class [..., C, d]; 0 for a class without examples.
+
+    features [..., n, d], member [..., n, C]: the weight of an example in the column of its class, else 0.
+    """
+    share = member / positive(member.sum(-2, keepdim=True))
+    return share.mT @ features
+
+
+def mean_of_class_means(features: Tensor, member: Tensor) -> Tensor:
+    """Return the centre of the classes, however many examples each has: [..., d]."""
+    present = (member.sum(-2) > 0).to(features.dtype)  # [..., C]
+    weights = present / present.sum(-1, keepdim=True)
+    return (weights.unsqueeze(-2) @ class_means(features, member)).squeeze(-2)
+
+
+def within_class_directions(features: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the directions [..., r, d] of A = I + κS and how A^{-1/2} shrinks them [..., r]."""
+    weight = member.sum(-1, keepdim=True)  # [..., n, 1]
+    residuals = (features - (member > 0).to(features.dtype) @ class_means(features, member)) * weight.sqrt()
+    n, d = residuals.shape[-2:]
+    trace = zero_if_rounding(residuals.square().sum((-2, -1)), (features.square() * weight).sum((-2, -1)))
+    kappa = scatter_scale(trace, member)  # [...]
+    if n <= d:
+        values, vectors = torch.linalg.eigh(residuals @ residuals.mT)
+        directions = vectors.mT @ residuals / positive(values).sqrt().unsqueeze(-1)
+    else:
+        values, vectors = torch.linalg.eigh(residuals.mT @ residuals)
+        directions = vectors.mT
+    # What rounding left of zero eigenvalues has no direction.
+    real = values > values[..., -1:] * max(n, d) * torch.finfo(values.dtype).eps
+    shrink = (1 + kappa.unsqueeze(-1) * values.clamp_min(0)).rsqrt() - 1
+    if values.ndim == 1:
+        return directions[real], shrink[real]
+    return directions * real.unsqueeze(-1), shrink * real
+
+
+def scatter_scale(trace: Tensor, member: Tensor) -> Tensor:
+    """Return κ = (degrees of freedom) / trace S, [...]; 0 where all examples lie on their class means."""
+    counts = member.sum(-2)
+    freedom = (counts - (counts > 0).to(counts.dtype)).clamp_min(0).sum(-1)
+    return (freedom / positive(trace)) * (trace > 0)
+
+
+def zero_if_rounding(trace: Tensor, total: Tensor) -> Tensor:
+    """Return the trace of S, or 0 where it is what rounding leaves of examples that are all alike."""
+    return trace * (trace > 10 * torch.finfo(trace.dtype).eps * total)
+
+
+def positive(x: Tensor) -> Tensor:
+    """Return x with 1 for what is not positive, to divide by."""
+    return x.where(x > 0, 1)

@@ -1,0 +1,160 @@
+"""Tables for the terminal."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Column, Table
+
+from gpldla.classifier.answers import Answer, FitSummary
+from gpldla.data.splits import PARTS
+
+
+def evaluation_table(numbers: dict[str, Any]) -> Table:
+    """Show one evaluation; a row a kind of temperature."""
+    table = Table(
+        title=escape(numbers["dataset"]) + f", {numbers['ways']}-way {numbers['shots']}-shot, novel classes,"
+        f" {numbers['repeats']} × {numbers['episodes']} episodes",
+        title_justify="left",
+    )
+    for column in ("temperature", "T", "accuracy %", "NLL", "ECE %", "ECE % (equal mass)"):
+        table.add_column(column, justify="left" if column == "temperature" else "right")
+    validation = "from validation classes, for this task"
+    if not numbers["temperature_val_is_fitted"]:
+        validation = "that of the model: too few validation classes here"
+    rows = (
+        ("none", "", 1.0),
+        ("stored in the model", "_model_temperature", numbers["temperature_model"]),
+        (validation, "_val_temperature", numbers["temperature_val"]),
+        ("from other test episodes (as in the paper)", "_paper_temperature", numbers["temperature_paper"]),
+    )
+    for label, suffix, temperature in rows:
+        table.add_row(
+            label,
+            f"{temperature:.2f}",
+            f"{numbers['accuracy' + suffix]:.2f} ± {numbers['interval' + suffix]:.2f}",
+            f"{numbers['nll' + suffix]:.3f}",
+            f"{numbers['ece' + suffix]:.2f}",
+            f"{numbers['ece_equal_mass' + suffix]:.2f}",
+        )
+    return table
+
+
+def models_table(models: Sequence[dict[str, Any]]) -> Table:
+    """Show the shipped models with their accuracy on novel classes; a row a model."""
+    # Without lines between columns, so that names, to be copied from here, are whole in 80 characters.
+    table = Table(title="Shipped models", title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
+    for column in ("model", "trained on", "network"):
+        table.add_column(column, overflow="fold")
+    for column in ("shots", "accuracy %", "ECE %", "MB"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for facts in models:
+        table.add_row(
+            *(escape(facts[name]) for name in ("name", "dataset", "backbone")),
+            str(facts["shots"]),
+            f"{facts['accuracy']:.1f} ± {facts['interval']:.1f}",
+            f"{facts['ece_val_temperature']:.1f}",
+            f"{facts['megabytes']:.1f}",
+        )
+    ways = ", ".join(sorted({f"{facts['ways']}-way" for facts in models}))
+    table.caption = f"{ways} tasks of novel classes; ECE with the temperature from validation classes"
+    table.caption_justify = "left"
+    return table
+
+
+def fit_tables(summary: FitSummary) -> list[Table]:
+    """Show the classes of a fit, the pairs most confused and the examples that look mislabelled."""
+    classes = Table("class", Column("examples", justify="right"), title="Classes", title_justify="left")
+    for name, count in summary.counts.items():
+        classes.add_row(escape(str(name)), str(count))
+    tables = [classes]
+    if summary.confused:
+        confused = Table(
+            "class",
+            "taken for",
+            Column("times", justify="right"),
+            title="Most confused",
+            title_justify="left",
+        )
+        for label, taken_for, count in summary.confused:
+            confused.add_row(escape(str(label)), escape(str(taken_for)), str(count))
+        tables.append(confused)
+    if summary.suspects:
+        suspects = Table(
+            Column("example", overflow="fold"),
+            "label",
+            "looks like",
+            Column("probability", justify="right"),
+            title="Perhaps mislabelled: the other examples speak against these",
+            title_justify="left",
+        )
+        for one in summary.suspects:
+            suspects.add_row(
+                escape(one.item), escape(str(one.label)), escape(str(one.rather)), f"{one.probability:.2f}"
+            )
+        tables.append(suspects)
+    return tables
+
+
+def answers_table(answers: Sequence[Answer]) -> Table:
+    """Show what is said of each item: the answer, how sure it is, and what else it may be."""
+    table = Table(Column("item", overflow="fold"), "answer", Column("p", justify="right"), "or")
+    if any(one.none_of_these is not None for one in answers):
+        table.add_column("none of these", justify="right")
+    for one in answers:
+        ranked = sorted(one.probabilities.items(), key=lambda pair: -pair[1])
+        name, second = ranked[1]
+        answer = f"unsure ({one.label})" if one.unsure else str(one.label)
+        row = [
+            escape(one.item),
+            escape(answer),
+            f"{one.probability:.2f}",
+            f"{escape(str(name))} {second:.2f}",
+        ]
+        table.add_row(*row, *([] if one.none_of_these is None else [f"{one.none_of_these:.2f}"]))
+    return table
+
+
+def inventory_tables(stock: dict[str, Any]) -> tuple[Table, Table]:
+    """Show the data sets that are there, and the classes of each protocol."""
+    sets = Table(
+        "data set", "found in", title=escape(f"Data root {stock['data_root']}"), title_justify="left"
+    )
+    root = stock["data_root"]
+    for column in ("classes", "images"):
+        sets.add_column(column, justify="right")
+    sets.add_column("state")
+    for name, facts in stock["sets"].items():
+        if not facts["found"]:
+            there = facts["place"] is not None
+            place = _place(facts["place"], root) if there else ""
+            sets.add_row(name, escape(place), "", "", "no images" if there else "missing")
+            continue
+        place = "embedded" if facts["embedded"] else _place(facts["place"], root)
+        state = ("complete" if facts["complete"] else "not complete") + (
+            ", packed" if facts["packed"] else ""
+        )
+        sets.add_row(name, escape(place), f"{facts['classes']:,}", f"{facts['images']:,}", state)
+    protocols = Table("protocol", title="Protocols: classes of each part", title_justify="left")
+    for part in PARTS:
+        protocols.add_column(part, justify="right")
+    protocols.add_column("from")
+    for name, parts in stock["protocols"].items():
+        sources = " → ".join(dict.fromkeys(facts["set"] for facts in parts.values()))
+        cells = [_class_count(parts[part]) if part in parts else "" for part in PARTS]
+        protocols.add_row(name, *cells, sources)
+    return sets, protocols
+
+
+def _place(place: str | None, root: str) -> str:
+    if place is None:
+        return "packed copy only"
+    path = Path(place)
+    return str(path.relative_to(root)) if path.is_relative_to(root) else place
+
+
+def _class_count(facts: dict[str, Any]) -> str:
+    found, asked = facts["classes_found"], facts["classes"]
+    return f"{asked:,}" if found in (0, asked) else f"{found:,} of {asked:,}"

@@ -1,0 +1,1 @@
+"""Meta-training by recipes."""

@@ -1,0 +1,135 @@
+"""A whole update of meta-training as CUDA graphs.
+
+A GPU computes an episode of a small network in half a millisecond, and launching its operations one by one
+takes ten times as long. A graph is recorded once, from the same code, and launched as a whole.
+"""
+
+import gc
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gpldla import kernels
+from gpldla.backbones.episode_blocks import set_batch_episodes
+from gpldla.classifier.model import FewShotModel
+from gpldla.data.part_images import PartImages
+from gpldla.training.running_statistics import episode_momentum
+
+WARMUP_UPDATES = 3  # ordinary ones, in which libraries set up what they need
+
+
+class GraphedUpdate:
+    """Updates on a fixed number of episodes, with the memory of everything in it fixed too.
+
+    loss:      stored pixels, changes, a number of episodes → their mean loss, and what the head saw
+    backward:  takes the gradient of a loss
+    all_reduce_sum:    brings the gradients of all processes together
+    take_step: what an optimiser does with gradients; it must not replace them
+    """
+
+    @staticmethod
+    def is_supported(model: FewShotModel, device: torch.device) -> bool:
+        """Say whether updates of this model can be recorded."""
+        return device.type == "cuda" and model.head.capturable
+
+    def __init__(
+        self,
+        model: FewShotModel,
+        optimizer: torch.optim.Optimizer,
+        images: PartImages,
+        *,
+        episodes: int,
+        loss: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]],
+        backward: Callable[[Tensor], None],
+        all_reduce_sum: Callable[[], None],
+        take_step: Callable[[], None],
+    ) -> None:
+        self.episodes = episodes
+        self._model, self._optimizer, self._images = model, optimizer, images
+        self._loss, self._backward, self._all_reduce_sum, self._take_step = (
+            loss,
+            backward,
+            all_reduce_sum,
+            take_step,
+        )
+        device = next(model.parameters()).device
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self._updates, self._fetched = 0, 0
+        self._stream = torch.cuda.Stream(device)
+        self._pixels: Tensor  # [episodes · (n + q), c, h, w]
+        self._changes: Tensor  # [episodes · (n + q), ...]
+        self._represented: Tensor
+        self._gradient_graph, self._step_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+
+    @property
+    def represented(self) -> Tensor:
+        """What the head saw of an episode of the last update, [n + q, ...]."""
+        return self._represented
+
+    def update(self, numbers: Tensor, changes: Tensor, seed: int) -> None:
+        """Take a step on episodes with images of these numbers, [episodes, n + q], and changes to them."""
+        torch.cuda.manual_seed(seed)
+        numbers, changes = numbers.flatten(), changes.flatten(0, 1)
+        if self._updates < WARMUP_UPDATES:
+            self._pixels, self._changes = self._images[numbers], changes.clone()
+            self._run_eagerly()
+        else:
+            self._images.copy_to(self._pixels, numbers)
+            self._changes.copy_(changes)
+            if self._updates == WARMUP_UPDATES:
+                self._capture()
+            self._gradient_graph.replay()
+            self._all_reduce_sum()
+            self._step_graph.replay()
+        self._updates += 1
+
+    def fetch_losses(self) -> tuple[float, int]:
+        """Return the sum of the losses since the last call, and of how many episodes; waits for the GPU."""
+        total, count = self._loss_sum.item(), (self._updates - self._fetched) * self.episodes
+        self._loss_sum.zero_()
+        self._fetched = self._updates
+        return total, count
+
+    def _run_eagerly(self) -> None:
+        """Do what will be recorded, on a stream of its own as recording does."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            self._optimizer.zero_grad()
+            self._compute_gradients()
+            self._all_reduce_sum()
+            self._take_step()
+        current.wait_stream(self._stream)
+
+    def _capture(self) -> None:
+        self._optimizer.zero_grad()  # gradients become tensors of the graph
+        gc.collect()  # an earlier training's graph that is freed while this one is recorded would spoil it
+        with torch.cuda.graph(self._gradient_graph, stream=self._stream):
+            self._compute_gradients()
+        with torch.cuda.graph(self._step_graph, pool=self._gradient_graph.pool(), stream=self._stream):
+            self._take_step()
+
+    def _compute_gradients(self) -> None:
+        done = None
+        if set_batch_episodes(self._model.backbone, self.episodes):
+            done = kernels.try_or_fall_back(self._compute_batched)
+        if done is not None:
+            loss, represented = done
+            self._represented = represented if self.episodes == 1 else represented[0]
+            self._loss_sum += loss.detach() * self.episodes
+        else:
+            self._optimizer.zero_grad()  # of a try that failed halfway
+            set_batch_episodes(self._model.backbone, 0)
+            parts = zip(self._pixels.chunk(self.episodes), self._changes.chunk(self.episodes))
+            for place, (pixels, changes) in enumerate(parts):
+                with episode_momentum(self._model, place, self.episodes):
+                    loss, self._represented = self._loss(pixels, changes, 1)
+                self._backward(loss / self.episodes)
+                self._loss_sum += loss.detach()
+        set_batch_episodes(self._model.backbone, 0)
+
+    def _compute_batched(self) -> tuple[Tensor, Tensor]:
+        loss, represented = self._loss(self._pixels, self._changes, self.episodes)
+        self._backward(loss)  # whose kernels are built here
+        return loss, represented

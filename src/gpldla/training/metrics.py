@@ -1,0 +1,75 @@
+"""The numbers of a training as it goes: lines of JSON, and TensorBoard's files."""
+
+import json
+from pathlib import Path
+from types import TracebackType
+
+from torch.utils.tensorboard import SummaryWriter
+
+from gpldla.utils.files import write_atomically
+
+METRICS = "metrics.jsonl"
+
+
+class MetricsRecorder:
+    """Writes to a folder, from a step on: what an interrupted run recorded after it will be recorded again.
+
+    folder: None records nothing
+    """
+
+    def __init__(self, folder: Path | None, step_name: str, step: int) -> None:
+        self._step_name = step_name
+        self._lines, self._board = None, None
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        _forget_after(folder / METRICS, step_name, step)
+        self._lines = (folder / METRICS).open("a", encoding="utf-8")
+        board = folder / "tensorboard" / ("" if step_name == "episode" else step_name)
+        self._board = SummaryWriter(str(board), purge_step=step)
+
+    def record(self, step: int, numbers: dict[str, float]) -> None:
+        """Write some numbers of a step."""
+        if self._lines is None or self._board is None:
+            return
+        self._lines.write(json.dumps({self._step_name: step, **numbers}) + "\n")
+        self._lines.flush()
+        for name, value in numbers.items():
+            self._board.add_scalar(name, value, step)
+
+    def __enter__(self) -> "MetricsRecorder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in (self._lines, self._board):
+            if file is not None:
+                file.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """Return what was recorded, line by line, without what a power cut left of one."""
+    lines = (folder / METRICS).read_bytes().splitlines(True)
+    return [numbers for line in lines if (numbers := _numbers(line)) is not None]
+
+
+def _forget_after(path: Path, step_name: str, step: int) -> None:
+    """Drop the lines of steps that will be done again."""
+    if path.exists():
+        kept = [line for line in path.read_bytes().splitlines(True) if _is_done(line, step_name, step)]
+        write_atomically(path, b"".join(kept))
+
+
+def _is_done(line: bytes, step_name: str, step: int) -> bool:
+    """Say whether a line is of a step up to this one; what a power cut left of a line is of none."""
+    numbers = _numbers(line)
+    return numbers is not None and numbers.get(step_name, 0) <= step
+
+
+def _numbers(line: bytes) -> dict[str, float] | None:
+    try:
+        numbers = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return numbers if isinstance(numbers, dict) else None

@@ -1,0 +1,1 @@
+"""Tools that know nothing of few-shot learning: errors, files, progress, processes, timing."""

@@ -1,0 +1,135 @@
+"""Writing files so that a crash never leaves half of one, and reading back only data, never code."""
+
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialise_tensors
+from torch import Tensor
+
+from gpldla.utils.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+def check_writable(folder: Path) -> None:
+    """Say in a sentence why files cannot be written to `folder`, which need not exist yet."""
+    try:
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        usable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to ({error}); choose another folder.") from None
+    if not usable:
+        reason = "is not writable" if nearest.is_dir() else "is not a folder"
+        raise UserError(f"{folder} cannot be written to ({nearest} {reason}); choose another folder.")
+
+
+def check_output(file: Path, *inputs: Path) -> None:
+    """Refuse an output file that cannot be written, or that is one of the inputs."""
+    if file.is_dir():
+        raise UserError(f"{file} is a folder; name a file in it.")
+    if file.exists() and any(other.exists() and file.samefile(other) for other in inputs):
+        raise UserError(f"{file} is what is read; write to another file.")
+    _check_regular(file)
+    check_writable(file.parent)
+
+
+def _check_regular(file: Path) -> None:
+    if file.exists() and not file.is_file():
+        raise UserError(f"{file} is a device or a pipe, not a file; name a file.")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace `path` by `content` as a whole: readers see the old file or the new one.
+
+    What a link points to is replaced, not the link, and an old file's permissions stay.
+    """
+    path = Path(os.path.realpath(path))
+    _check_regular(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            temporary.chmod(path.stat().st_mode & 0o777)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def remove_partial_file(path: Path) -> None:
+    """Remove what a kill has left of `write_atomically`, where no other process is writing."""
+    for left in path.parent.glob(f".{path.name}-" + 8 * "[0-9a-f]"):
+        left.unlink(missing_ok=True)
+
+
+@contextmanager
+def exclusive_lock(folder: Path, what: str) -> Iterator[None]:
+    """Hold a folder against a second process that would do the same; a kill lets go of it.
+
+    Where a system or file system knows no locks, nobody is kept out.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"Another {what} is going on in {folder}; choose another folder.") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, value: Any, *, indent: int = 2) -> None:
+    """Write `value` as readable JSON."""
+    try:
+        content = json.dumps(value, ensure_ascii=False, indent=indent).encode()
+    except UnicodeEncodeError:  # names of files need not be Unicode
+        content = json.dumps(value, indent=indent).encode()
+    write_atomically(path, content + b"\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file, or say in a sentence why it cannot be read."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"There is no file {path}.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not readable JSON ({error}).") from None
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], info: Mapping[str, Any] | None = None) -> None:
+    """Write tensors, and `info` as JSON in the header, to one safetensors file."""
+    # Copies, as safetensors refuses tensors that share memory.
+    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, serialise_tensors(copies, {"info": json.dumps(info or {})}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `write_tensors` wrote."""
+    if not path.is_file():
+        raise UserError(f"There is no file {path}.")
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            return tensors, json.loads((file.metadata() or {}).get("info", "{}"))
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not a readable safetensors file ({error}).") from None

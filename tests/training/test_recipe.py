@@ -1,0 +1,263 @@
+import math
+
+import pytest
+
+from gpldla.heads import create_head
+from gpldla.training.recipe import Recipe, list_recipes, make_recipe, parse_override, read_recipe
+from gpldla.utils.errors import UserError
+
+
+class TestSettings:
+    def test_nothing_given_means_the_defaults(self):
+        assert make_recipe({}) == Recipe()
+
+    def test_given_settings_are_taken(self):
+        recipe = make_recipe({"ways": 7, "learning_rate": 0.5, "separate_groups": True, "dataset": "digits"})
+        assert (recipe.ways, recipe.learning_rate, recipe.separate_groups) == (7, 0.5, True)
+        assert recipe.dataset == "digits"
+
+    def test_a_whole_number_will_do_for_a_float(self):
+        rate = make_recipe({"learning_rate": 1}).learning_rate
+        assert rate == 1.0
+        assert isinstance(rate, float)
+
+    @pytest.mark.parametrize(
+        ("wrong", "nearest"),
+        [
+            ("learning_rat", "learning_rate"),
+            ("way", "ways"),
+            ("head_learning_rats", "head_learning_rate"),
+            ("head_n_sample", "head_n_samples"),
+            ("validation_episode", "validation_episodes"),
+        ],
+    )
+    def test_an_unknown_key_suggests_the_nearest(self, wrong, nearest):
+        with pytest.raises(
+            UserError, match=rf"There is no recipe setting '{wrong}'.*did you mean '{nearest}'\?"
+        ):
+            make_recipe({wrong: 1})
+
+    @pytest.mark.parametrize(
+        ("key", "value", "kind"),
+        [
+            ("ways", True, "int"),
+            ("ways", 5.0, "int"),
+            ("ways", "5", "int"),
+            ("seed", None, "int"),
+            ("learning_rate", "fast", "float"),
+            ("learning_rate", False, "float"),
+            ("separate_groups", 1, "bool"),
+            ("separate_groups", "true", "bool"),
+            ("dataset", 3, "str"),
+            ("head", 3, "str"),
+            ("backbone", ["conv4"], "str"),
+            ("head_n_samples", "ten", "int"),
+            ("head_n_samples", 2.5, "int"),
+            ("head_normalize", "no", "bool"),
+            ("head_beta", "big", "float"),
+        ],
+    )
+    def test_a_wrong_type_is_named(self, key, value, kind):
+        with pytest.raises(UserError, match=rf"Recipe setting {key} = .* must be of type {kind}\."):
+            make_recipe({key: value})
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("episodes", 0),
+            ("episodes_per_update", 0),
+            ("turns", 0),
+            ("turns", 18),
+            ("log_every", -1),
+            ("checkpoint_every", 0),
+            ("decay_every", 0),
+            ("learning_rate", 0.0),
+            ("learning_rate", math.inf),
+            ("head_learning_rate", math.nan),
+            ("decay_factor", -1.0),
+            ("validation_episodes", 1),
+            ("temperature_episodes", 0),
+            ("validate_every", -1),
+            ("ema", 1.0),
+            ("ema", -0.1),
+            ("ema", math.nan),
+            ("seed", 2**70),
+            ("schedule", "linear"),
+            ("augment", "letters"),
+            ("precision", "16-mixed"),
+            ("smallest_crop", 0.0),
+            ("smallest_crop", 1.1),
+            ("zoom", 0.9),
+            ("zoom", 2.1),
+            ("zoom", math.nan),
+            ("colour_jitter", -0.1),
+            ("colour_jitter", math.nan),
+        ],
+    )
+    def test_an_impossible_value_is_named(self, key, value):
+        with pytest.raises(UserError, match=f"Recipe setting {key} = .* must be "):
+            make_recipe({key: value})
+
+    def test_turns_would_mix_groups(self):
+        with pytest.raises(UserError, match="Recipe setting turns = 2 must be 1 with separate_groups"):
+            make_recipe({"turns": 2, "separate_groups": True})
+
+    def test_flat_settings_make_the_same_recipe_again(self):
+        recipe = make_recipe({"ways": 7, "head_n_samples": 3, "head_priors": [0.5, 0.5]})
+        assert make_recipe(recipe.flat()) == recipe
+
+
+class TestHeadOptions:
+    def test_go_to_the_head(self):
+        recipe = make_recipe({"head_n_samples": 3, "head_beta": 2, "head_predictive": "probit"})
+        assert recipe.head_options == {"n_samples": 3, "beta": 2.0, "predictive": "probit"}
+        assert create_head(recipe.head, **recipe.head_options).n_samples == 3
+
+    @pytest.mark.parametrize("beta", [2.0, 2, "auto"])
+    def test_a_number_may_stand_where_auto_is_the_default(self, beta):
+        recipe = make_recipe({"head": "gpldla-auto", "head_beta": beta})
+        assert recipe.head_options == {"beta": beta}
+        create_head(recipe.head, 8, **recipe.head_options)
+
+    @pytest.mark.parametrize("option", [{"beta": "much"}, {"normalize": "no"}])
+    def test_what_a_head_cannot_be_given_is_a_sentence(self, option):
+        with pytest.raises(UserError, match=next(iter(option))):
+            create_head("gpldla-auto", 8, **option)
+
+    def test_the_learning_rate_of_the_head_is_no_option_of_it(self):
+        recipe = make_recipe({"head_learning_rate": 0.1})
+        assert recipe.head_learning_rate == 0.1
+        assert recipe.head_options == {}
+
+    def test_options_are_those_of_the_chosen_head(self):
+        assert make_recipe({"head": "protonet", "head_normalize": True}).head_options == {"normalize": True}
+
+    @pytest.mark.parametrize("head", ["gpldla", "protonet"])
+    def test_an_unknown_one_is_named_with_the_head(self, head):
+        with pytest.raises(UserError, match=f"There is no recipe setting 'head_colour' with head '{head}'"):
+            make_recipe({"head": head, "head_colour": "red"})
+
+    def test_an_option_of_another_head_is_refused(self):
+        with pytest.raises(
+            UserError, match="There is no recipe setting 'head_n_samples' with head 'protonet'"
+        ):
+            make_recipe({"head": "protonet", "head_n_samples": 3})
+
+    def test_a_recipe_made_in_python_is_checked_too(self):
+        with pytest.raises(
+            UserError, match=r"Head 'gpldla' has no option 'n_sample'; did you mean 'n_samples'\?"
+        ):
+            Recipe(head_options={"n_sample": 3})
+
+    def test_an_unknown_head_suggests_the_nearest(self):
+        with pytest.raises(UserError, match=r"There is no head 'gplda'; did you mean 'gpldla'\?"):
+            make_recipe({"head": "gplda"})
+
+
+class TestReading:
+    @pytest.mark.parametrize("name", list_recipes())
+    def test_every_shipped_recipe_loads(self, name):
+        assert isinstance(read_recipe(name), Recipe)
+
+    def test_the_shipped_recipes(self):
+        assert {"demo", "demo-fast", "glyphs"} <= set(list_recipes())
+
+    @pytest.mark.parametrize("file_name", ["own.toml", "own"])
+    def test_a_file(self, tmp_path, file_name):
+        (tmp_path / file_name).write_text('ways = 3  # three\ndataset = "digits"\n')
+        recipe = read_recipe(tmp_path / file_name)
+        assert (recipe.ways, recipe.dataset) == (3, "digits")
+
+    def test_overrides_win(self, tmp_path):
+        (tmp_path / "own.toml").write_text("ways = 3\nshots = 2\nhead_n_samples = 4\n")
+        recipe = read_recipe(tmp_path / "own.toml", {"ways": 9, "head_n_samples": 5})
+        assert (recipe.ways, recipe.shots, recipe.head_options) == (9, 2, {"n_samples": 5})
+
+    def test_an_unknown_name_suggests_the_nearest(self):
+        with pytest.raises(UserError, match=r"There is no recipe 'demos'; did you mean 'demo'\?"):
+            read_recipe("demos")
+
+    def test_a_missing_file_is_named(self, tmp_path):
+        with pytest.raises(UserError, match=f"There is no recipe file {tmp_path / 'none.toml'}."):
+            read_recipe(tmp_path / "none.toml")
+
+    @pytest.mark.parametrize(
+        "content", [b"ways 5", b"ways = 5\nways = 6", b"\xff\xfe", b"ways = glyphs"], ids=repr
+    )
+    def test_bad_toml_is_named(self, tmp_path, content):
+        (tmp_path / "own.toml").write_bytes(content)
+        with pytest.raises(UserError, match=rf"{tmp_path / 'own.toml'} is not readable TOML \(.+\)\."):
+            read_recipe(tmp_path / "own.toml")
+
+    def test_a_folder_is_no_recipe(self, tmp_path):
+        (tmp_path / "own.toml").mkdir()
+        with pytest.raises(UserError, match="is not readable TOML"):
+            read_recipe(tmp_path / "own.toml")
+
+    @pytest.mark.parametrize("content", ["[head]\nname = 1", "[episode]\nways = 5"])
+    def test_settings_are_flat(self, tmp_path, content):
+        (tmp_path / "own.toml").write_text(content)
+        with pytest.raises(UserError, match="ecipe setting"):
+            read_recipe(tmp_path / "own.toml")
+
+
+class TestOverrides:
+    @pytest.mark.parametrize(
+        ("text", "key", "value"),
+        [
+            ("ways=5", "ways", 5),
+            (" ways = 5 ", "ways", 5),
+            ("learning_rate=1e-3", "learning_rate", 0.001),
+            ("separate_groups=true", "separate_groups", True),
+            ("dataset=glyphs", "dataset", "glyphs"),
+            ("dataset=glyphs-digits", "dataset", "glyphs-digits"),
+            ('dataset="glyphs"', "dataset", "glyphs"),
+            ("head_priors=[0.5, 0.5]", "head_priors", [0.5, 0.5]),
+            ("precision=32-true", "precision", "32-true"),
+            ("dataset=a=b", "dataset", "a=b"),
+            ("dataset=", "dataset", ""),
+        ],
+    )
+    def test_forms(self, text, key, value):
+        parsed_key, parsed = parse_override(text)
+        assert (parsed_key, parsed) == (key, value)
+        assert type(parsed) is type(value)
+
+    @pytest.mark.parametrize("text", ["ways", "=5", " = 5", ""])
+    def test_what_is_no_override_is_named(self, text):
+        with pytest.raises(UserError, match=f"{text!r} is not an override; write key=value."):
+            parse_override(text)
+
+
+class TestSchedules:
+    def test_cosine_goes_from_one_to_zero(self):
+        factor = make_recipe({"schedule": "cosine", "episodes": 100}).learning_rate_factor
+        assert factor(0) == 1
+        assert factor(50) == pytest.approx(0.5)
+        assert factor(100) == pytest.approx(0, abs=1e-12)
+        assert factor(25) == pytest.approx(0.5 + math.sqrt(0.125))
+
+    def test_cosine_never_rises(self):
+        recipe = make_recipe({"schedule": "cosine", "episodes": 100})
+        factors = [recipe.learning_rate_factor(episode) for episode in range(130)]
+        assert factors == sorted(factors, reverse=True)
+
+    def test_step_halves(self):
+        factor = make_recipe({"schedule": "step", "decay_every": 10}).learning_rate_factor
+        assert [factor(episode) for episode in (0, 9, 10, 19, 20, 35)] == [1, 1, 0.5, 0.5, 0.25, 0.125]
+
+    def test_step_with_a_factor(self):
+        recipe = make_recipe({"schedule": "step", "decay_every": 10, "decay_factor": 0.1})
+        assert recipe.learning_rate_factor(20) == pytest.approx(0.01)
+
+    def test_constant_stays(self):
+        factor = make_recipe({"schedule": "constant", "episodes": 10}).learning_rate_factor
+        assert {factor(episode) for episode in (0, 5, 10, 1000)} == {1.0}
+
+
+def test_another_head_does_without_the_options_of_the_recipes():
+    assert read_recipe("omniglot-emnist").head_options == {"dimension": 400}
+    assert read_recipe("omniglot-emnist", {"head": "gpldla"}).head_options == {"dimension": 400}
+    assert read_recipe("omniglot-emnist", {"head": "protonet"}).head_options == {}
+    own = {"head": "protonet", "head_normalize": True}
+    assert read_recipe("omniglot-emnist", own).head_options == {"normalize": True}
