@@ -17,7 +17,6 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,6 @@ from gpldla.data.augment.transforms import centre_crop, resized_images, standard
 from gpldla.data.decoding import mode_of
 from gpldla.data.preprocessing import Preprocessing
 from gpldla.heads import Head, Posterior
-from gpldla.heads.gp.linear_gp import LinearGPPosterior
 from gpldla.utils.errors import UserError
 from gpldla.utils.files import check_writable, write_atomically
 
@@ -188,20 +186,16 @@ class _Adapting(nn.Module):
 _Exportable = _Answers | _OnPictures | _Adapting
 
 
-def _as_constant(value: Any) -> Any:
+def _as_constant(posterior: Posterior) -> Posterior:
     """Return a posterior whose tensors, wherever in it, are in float32 on the CPU: constants of the graph."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        return value.float() if value.is_floating_point() else value
-    if type(value) is tuple:
-        return tuple(_as_constant(part) for part in value)
-    if isinstance(value, Posterior) or is_dataclass(value):
-        if isinstance(value, LinearGPPosterior):
-            value.fix_draws()
-        own = copy.copy(value)
-        vars(own).update({name: _as_constant(part) for name, part in vars(value).items()})
-        return own
-    return value
+
+    def constant(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach().cpu()
+        return tensor.float() if tensor.is_floating_point() else tensor
+
+    constants = posterior.map_tensors(constant)
+    constants.fix_draws()
+    return constants
 
 
 def _positive(temperature: float) -> float:

@@ -24,7 +24,8 @@ import torch
 
 from gpldla.backbones.base import _BACKBONES
 from gpldla.bulk.sources import ParquetRows, PictureFiles, Unit
-from gpldla.classifier.model import FewShotClassifier, FewShotModel
+from gpldla.classifier.few_shot import FewShotClassifier
+from gpldla.classifier.model import FewShotModel
 from gpldla.cli import own_data as cli_own_data
 from tests.classifier.test_answers import write_pictures
 from tests.classifier.test_file import Letters

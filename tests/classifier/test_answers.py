@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -258,8 +257,8 @@ def summary_of(proba, numbers, classes=("a", "b", "c")):
     """The summary of a classifier that says this of its examples."""
     stand_in = SimpleNamespace(
         leave_one_out=lambda: np.array(proba, np.float32),
-        numbers=torch.tensor(numbers),
-        classes=np.array(classes),
+        labels=np.array(list(classes))[numbers],
+        classes=np.array(list(classes)),
     )
     return summarise(stand_in, [f"item {place}" for place in range(len(numbers))])
 

@@ -649,7 +649,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
             for name in ("predict_proba", "decision_function", "represent", "none_of_these", "uncertainty")
         }
         whole = {name: np.asarray(answer(Q)) for name, answer in answers.items()}
-        monkeypatch.setattr(gpldla.classifier.estimator, "VALUES_PER_CHUNK", 3 * 64)  # three rows
+        monkeypatch.setattr(gpldla.classifier.task, "VALUES_PER_CHUNK", 3 * 64)  # three rows
         for name, answer in answers.items():
             np.testing.assert_allclose(np.asarray(answer(Q)), whole[name], atol=1e-12, err_msg=name)
 

@@ -38,6 +38,7 @@ class Small(Backbone):
         self.layer = nn.Linear(3 * SIZE**2, WIDTH)
         self.dropout = nn.Dropout(0.5)
         self.seen = []
+        self.eval()
 
     def maps(self, images):
         return images
@@ -61,6 +62,7 @@ class Letters(TextBackbone):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
         self.seen = []
+        self.eval()
 
     def forward(self, texts):
         self.seen.append(texts)

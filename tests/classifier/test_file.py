@@ -19,8 +19,9 @@ from torch import nn
 
 from gpldla.backbones import TextBackbone
 from gpldla.backbones.base import _BACKBONES, Backbone
+from gpldla.classifier.few_shot import FewShotClassifier
 from gpldla.classifier.file import FORMAT, KIND
-from gpldla.classifier.model import FewShotClassifier, FewShotModel
+from gpldla.classifier.model import FewShotModel
 from gpldla.data.preprocessing import Preprocessing, TextPreprocessing
 from gpldla.heads import list_heads
 from gpldla.utils.errors import UserError
@@ -544,6 +545,8 @@ class Whole:
 
     def __init__(self, folder, head="gpldla-auto", options=None, backbone="pixels", *, support=True):
         classifier = fitted(head, options, backbone)
+        if classifier.has_novelty:
+            classifier.calibrate_novelty()
         self.file = folder / "classifier.safetensors"
         classifier.save(self.file, support=support)
         self.content = self.file.read_bytes()
@@ -810,7 +813,7 @@ class TestAbsurdFacts:
         assert loaded.predict_proba(QUERIES).shape == (6, 3)
 
     @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[FIXTURE])
-    @given(data_paths=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=4))
+    @given(places=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=4))
     def test_other_bytes_in_the_header_raise_nothing_but_a_sentence(self, whole, places):
         content = bytearray(whole.content)
         length = 8 + int.from_bytes(content[:8], "little")

@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 
 from gpldla.classifier.calibration import apply_temperature
-from gpldla.classifier.model import CONFIG, WEIGHTS, FewShotClassifier, FewShotModel
+from gpldla.classifier.few_shot import FewShotClassifier
+from gpldla.classifier.model import CONFIG, WEIGHTS, FewShotModel
 from gpldla.data.augment.transforms import evaluation_images
 from gpldla.data.episodes import fold_indices
 from gpldla.utils.errors import UserError
@@ -405,7 +406,7 @@ class TestLabels:
     @pytest.mark.parametrize("count", [0, 5, 7])
     def test_another_number_than_images_is_refused(self, model, count):
         with pytest.raises(
-            UserError, match=f"There are 6 images and {count} labels; give one label an image."
+            UserError, match=f"There are 6 images and {count} labels; give one label per image."
         ):
             model.adapt(pictures(), (LABELS * 2)[:count])
 
@@ -508,7 +509,7 @@ class TestAdding:
         assert classifier.classes.tolist() == [1, 2, "owl"]
 
     def test_mismatched_labels_are_refused(self, model):
-        with pytest.raises(UserError, match="There are 3 images and 4 labels"):
+        with pytest.raises(UserError, match="There are 1 images and 2 labels"):
             model.adapt(pictures((1, 1)), [1, 2]).add(pictures((1,)), [1, 2])
 
 

@@ -4,7 +4,7 @@ import torch
 from scipy.optimize import minimize
 from sklearn.metrics import roc_auc_score
 
-from gpldla.classifier.novelty import Novelty, calibrate, fit_novelty, nearest_mean_cosine
+from gpldla.classifier.novelty import Novelty, calibrate, fit_novelty
 from gpldla.heads.gpldla_auto import GPLDLAAuto
 
 every_head = pytest.mark.parametrize(
@@ -48,39 +48,39 @@ class TestLikeness:
         X, y, Q = make_task(4, 5, others=2)
         head = GPLDLAAuto(**options).eval()
         expected = cosines(head, X, y, 4, Q).max(1)
-        np.testing.assert_allclose(nearest_mean_cosine(head.adapt(X, y, 4), Q).numpy(), expected, atol=1e-9)
+        np.testing.assert_allclose(head.adapt(X, y, 4).nearest_mean_cosine(Q).numpy(), expected, atol=1e-9)
 
     def test_a_class_without_examples_is_like_nothing(self):
         X, y, Q = make_task(3, 5, others=2)
         head = GPLDLAAuto(beta=1.0).eval()
         torch.testing.assert_close(
-            nearest_mean_cosine(head.adapt(X, y, 5), Q), nearest_mean_cosine(head.adapt(X, y, 3), Q)
+            head.adapt(X, y, 5).nearest_mean_cosine(Q), head.adapt(X, y, 3).nearest_mean_cosine(Q)
         )
 
     def test_of_batches_is_that_of_each_task(self):
         tasks = [make_task(3, 4, seed=seed) for seed in range(3)]
         X, y, Q = (torch.stack(parts) for parts in zip(*tasks))
         head = GPLDLAAuto(beta=1.0).eval()
-        together = nearest_mean_cosine(head.adapt(X, y, 3), Q)
+        together = head.adapt(X, y, 3).nearest_mean_cosine(Q)
         for answer, (support, labels, query) in zip(together, tasks):
-            torch.testing.assert_close(answer, nearest_mean_cosine(head.adapt(support, labels, 3), query))
+            torch.testing.assert_close(answer, head.adapt(support, labels, 3).nearest_mean_cosine(query))
 
 
 class TestProbability:
     def test_is_the_logistic_function_of_likeness_and_prevalence(self):
         X, y, Q = make_task(4, 5)
         posterior = GPLDLAAuto().eval().adapt(X, y, 4)
-        alike = nearest_mean_cosine(posterior, Q).numpy()
+        alike = posterior.nearest_mean_cosine(Q).numpy()
         for prevalence in (0.5, 0.01, 0.8):
             expected = 1 / (1 + np.exp(3.0 * alike - 1.2) * (1 - prevalence) / prevalence)
-            answer = Novelty(3.0, 1.2).probability(posterior, Q, prevalence)
+            answer = Novelty(3.0, 1.2).probability(posterior.nearest_mean_cosine(Q), prevalence)
             np.testing.assert_allclose(answer.numpy(), expected, rtol=1e-10)
 
     def test_falls_as_likeness_rises(self):
         X, y, Q = make_task(4, 5, others=4)
         posterior = GPLDLAAuto().eval().adapt(X, y, 4)
-        order = nearest_mean_cosine(posterior, Q).argsort()
-        assert (Novelty(3.0, 1.2).probability(posterior, Q)[order].diff() < 0).all()
+        order = posterior.nearest_mean_cosine(Q).argsort()
+        assert (Novelty(3.0, 1.2).probability(posterior.nearest_mean_cosine(Q))[order].diff() < 0).all()
 
 
 def logistic_fit(known, unknown):
@@ -195,15 +195,13 @@ class TestFitNovelty:
         """Twenty-five classes in ten folds: every example once, to classes without its own."""
         X, y, _ = make_task(25, 3)
         head = GPLDLAAuto(beta=1.0).eval()
-        adapted = []
-        adapt = head.adapt
+        fitted = []
+        fit_space = head.fit_space
         monkeypatch.setattr(
-            head,
-            "adapt",
-            lambda support, labels, *a, **k: adapted.append(labels) or adapt(support, labels, *a, **k),
+            head, "fit_space", lambda support, member: fitted.append(member) or fit_space(support, member)
         )
         fit_novelty(head, X, y, 25)
-        gone = [{*range(25)} - {*labels.tolist()} for labels in adapted]
+        gone = [{*range(25)} - {*member.argmax(-1).tolist()} for member in fitted]
         assert len(gone) == 10
         assert sorted(number for fold in gone for number in fold) == [*range(25)]
 
@@ -213,7 +211,7 @@ class TestFitNovelty:
         head = GPLDLAAuto().eval()
         novelty = fit_novelty(head, X, y, 2)
         assert novelty.slope > 0
-        p = novelty.probability(head.adapt(X, y, 2), Q)
+        p = novelty.probability(head.adapt(X, y, 2).nearest_mean_cosine(Q))
         assert roc_auc_score(np.repeat([0, 1], [20, 40]), p) > 0.7
 
     def test_single_examples_know_only_what_is_unknown(self):
@@ -221,7 +219,12 @@ class TestFitNovelty:
         head = GPLDLAAuto().eval()
         novelty = fit_novelty(head, X, y, 6)
         assert novelty.slope > 0
-        assert roc_auc_score(np.repeat([0, 1], 60), novelty.probability(head.adapt(X, y, 6), Q)) > 0.7
+        assert (
+            roc_auc_score(
+                np.repeat([0, 1], 60), novelty.probability(head.adapt(X, y, 6).nearest_mean_cosine(Q))
+            )
+            > 0.7
+        )
 
     def test_two_single_examples_know_nothing(self):
         X, y, _ = make_task(2, 1)
@@ -249,7 +252,7 @@ def test_with_one_class_nothing_can_be_told():
     head = GPLDLAAuto().eval()
     novelty = fit_novelty(head, X, torch.zeros(4, dtype=torch.int64), 2)
     posterior = head.adapt(X, torch.zeros(4, dtype=torch.int64), 2)
-    assert (novelty.probability(posterior, Q, 0.3) - 0.3).abs().max() < 1e-6
+    assert (novelty.probability(posterior.nearest_mean_cosine(Q), 0.3) - 0.3).abs().max() < 1e-6
 
 
 def test_of_many_examples_an_even_choice_calibrates(monkeypatch):

@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from gpldla.backbones.base import _BACKBONES
-from gpldla.classifier.model import FewShotClassifier, FewShotModel
+from gpldla.classifier.few_shot import FewShotClassifier
+from gpldla.classifier.model import FewShotModel
 from gpldla.classifier.shipped import shipped_models
 from gpldla.heads.gpldla_auto import GPLDLAAuto
 from tests.classifier.test_answers import write_pictures
@@ -747,7 +748,7 @@ class TestExport:
         given = self.answers(
             tmp_path / "a.onnx",
             support=classifier.support.numpy(),
-            labels=classifier.numbers.numpy(),
+            labels=classifier.task.examples.labels.numpy(),
             query=classifier.model.embed(new_pictures).numpy(),
         )
         assert np.abs(given - self.predicted(run, file, new_pictures)).max() < 1e-4
@@ -760,7 +761,7 @@ class TestExport:
         assert (code, out) == (0, "")
         assert "does not whiten" in err
         classifier = FewShotClassifier.load(file)
-        support, numbers = classifier.support, classifier.numbers
+        support, numbers = classifier.support, classifier.task.examples.labels
         query = classifier.model.embed(new_pictures)
         given = self.answers(graph, support=support.numpy(), labels=numbers.numpy(), query=query.numpy())
         head = GPLDLAAuto(beta=classifier.posterior.beta.item(), whiten=False).eval()

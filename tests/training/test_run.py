@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from gpldla.classifier.model import FewShotClassifier, FewShotModel
+from gpldla.classifier.few_shot import FewShotClassifier
+from gpldla.classifier.model import FewShotModel
 from gpldla.heads import Head, Posterior, register_head
 from gpldla.heads import base as heads_base
 from gpldla.training import checkpoint

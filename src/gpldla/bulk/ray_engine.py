@@ -157,7 +157,7 @@ class _Worker:
         """Load with the first chunk: what goes wrong in a constructor, Ray would try again and again."""
         if self._score is None:
             from gpldla.bulk.scoring import ChunkScorer
-            from gpldla.classifier.model import FewShotClassifier
+            from gpldla.classifier.few_shot import FewShotClassifier
 
             loaded = FewShotClassifier.load(self._job.classifier).to(self._device)
             self._score = ChunkScorer(self._job, loaded)

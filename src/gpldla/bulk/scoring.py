@@ -28,10 +28,9 @@ from gpldla.bulk.job import Job, PendingUnit, Settings
 from gpldla.bulk.sources import CHUNK_SIZES, CONTENT, ITEM, Input, find_source
 from gpldla.classifier.answers import UNSURE, json_class_names
 from gpldla.classifier.features import READERS
-from gpldla.classifier.model import FewShotClassifier
+from gpldla.classifier.few_shot import FewShotClassifier
 from gpldla.data.decoding import mode_of
 from gpldla.data.pictures import picture_tensor
-from gpldla.heads.gpldla_auto import TaskPosterior
 from gpldla.utils.devices import torch_device
 from gpldla.utils.errors import UserError
 from gpldla.utils.files import check_writable, read_json, write_atomically, write_json
@@ -195,7 +194,7 @@ class ChunkScorer:
         largest = proba[np.arange(len(proba)), top]
         right = largest.astype(np.float64)
         none = None
-        if isinstance(self._classifier.posterior, TaskPosterior):
+        if self._classifier.has_novelty:
             none = _joined(
                 [self._classifier.novelty_of(piece, settings.prevalence) for piece in pieces], (0,)
             )

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gpldla.classifier.model import FewShotClassifier
+from gpldla.classifier.few_shot import FewShotClassifier
+from gpldla.classifier.labels import class_indices, list_of_labels
 from gpldla.data.user_files import printable
 from gpldla.utils.errors import UserError
 
@@ -53,8 +54,11 @@ class FitSummary:
 
 def summarise(classifier: FewShotClassifier, items: Sequence[Any]) -> FitSummary:
     """Leave each of the classifier's examples out in turn; `items` are their names, in order."""
-    proba, numbers = classifier.leave_one_out(), classifier.numbers.cpu().numpy()
     classes = classifier.classes.tolist()
+    proba, numbers = (
+        classifier.leave_one_out(),
+        class_indices(list_of_labels(classifier.labels), classes).numpy(),
+    )
     tested = np.flatnonzero(~np.isnan(proba).any(1))
     own = proba[tested, numbers[tested]]
     guess = proba[tested].argmax(1) if len(tested) else np.empty(0, int)

@@ -11,12 +11,13 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from torch import Tensor, nn
 
 from gpldla.backbones import Backbone, create_backbone, list_backbones
-from gpldla.classifier.features import FeatureCache, device_of, embed, evaluation_mode, list_items
+from gpldla.classifier.features import FeatureCache, device_of, embed, list_items
 from gpldla.classifier.model import FewShotModel
 from gpldla.classifier.shipped import shipped_models
 from gpldla.data.paths import DataPaths
 from gpldla.data.preprocessing import Preprocessing, Reads
 from gpldla.utils.errors import UserError, did_you_mean
+from gpldla.utils.modules import evaluating
 from gpldla.utils.progress import SILENT, Reporter
 
 TIMM = "timm:"
@@ -236,8 +237,8 @@ class _ForeignNetwork(Backbone):
         name, facts = type(self.network).__name__, self.preprocessing
         shape = (1, facts.channels, facts.size, facts.size)
         try:
-            with torch.no_grad(), evaluation_mode(self.network):
-                features = self.network(torch.zeros(shape, device=device_of(self.network)))
+            with torch.no_grad():
+                features = evaluating(self.network)(torch.zeros(shape, device=device_of(self.network)))
         except Exception as error:  # whatever a stranger's code raises
             raise UserError(
                 f"{name} cannot read images of shape {list(shape)} ({_first_line(error)});"

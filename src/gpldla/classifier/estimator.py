@@ -1,29 +1,30 @@
 """GPLDLAClassifier: the method behind scikit-learn's interface, on features one already has."""
 
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from gpldla.classifier.calibration import apply_temperature
-from gpldla.classifier.novelty import Novelty, fit_novelty
+from gpldla.classifier.examples import Examples
+from gpldla.classifier.labels import check_labels, merge_classes
+from gpldla.classifier.novelty import Novelty
 from gpldla.classifier.prior_learning import learn_prior
-from gpldla.classifier.uncertainty import Uncertainty, uncertainty_of
+from gpldla.classifier.task import AdaptedTask
+from gpldla.classifier.uncertainty import Uncertainty
 from gpldla.heads.gp.linear_gp import Predictive
-from gpldla.heads.gpldla_auto import Covariance, GPLDLAAuto, TaskPosterior
+from gpldla.heads.gp.task_posterior import TaskPosterior
+from gpldla.heads.gpldla_auto import Covariance, GPLDLAAuto
 from gpldla.utils.errors import UserError, require_positive
 from gpldla.utils.progress import SILENT, Reporter
-
-VALUES_PER_CHUNK = 1 << 22  # of features, or of probabilities at the points of an integral: bounds the memory
 
 
 class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
@@ -113,8 +114,7 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
     array(['cat', 'dog', 'owl'], dtype='<U3')
     """
 
-    _posterior: TaskPosterior
-    _novelty: Novelty | None
+    _task: AdaptedTask
 
     def __init__(
         self,
@@ -166,17 +166,15 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         """
         with self._rollback_on_error():
             X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
-            _check_labels(y)
-            weights = self._weights(sample_weight, X)
-            classes = np.unique(y if weights is None else y[weights > 0])
+            check_labels(y)
+            examples, y = self._examples(X, y, sample_weight)
+            classes = np.unique(y)
             if len(classes) < 2:
                 raise UserError(
                     f"y holds one class only, {classes.tolist()[0]!r}; give examples of at least two classes."
                 )
             self._check_settings()
-            self.classes_ = classes
-            self._support, self._labels, self._support_weights = _drop_zero_weights(X, y, weights)
-            return self._adapt()
+            return self._adapt(replace(examples, labels=_indices(y, classes)), classes)
 
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
@@ -196,7 +194,19 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         self : GPLDLAClassifier
         """
         with self._rollback_on_error():
-            return self._add(X, y, classes, sample_weight)
+            first = not hasattr(self, "classes_")
+            X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=first)
+            check_labels(y)
+            self._check_settings()
+            examples, y = self._examples(X, y, sample_weight)
+            known = [] if first else [self.classes_]
+            declared = [] if classes is None else [np.asarray(classes)]
+            merged = merge_classes([*known, *declared, y])
+            examples = replace(examples, labels=_indices(y, merged))
+            if not first:
+                before = self._task.kept_examples().recode(np.searchsorted(merged, self.classes_).tolist())
+                examples = before.add(examples)
+            return self._adapt(examples, merged)
 
     @contextmanager
     def _rollback_on_error(self) -> Iterator[None]:
@@ -206,26 +216,6 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         except BaseException:
             self.__dict__ = before
             raise
-
-    def _add(self, X: Any, y: Any, classes: Any, sample_weight: Any) -> "GPLDLAClassifier":
-        first = not hasattr(self, "classes_")
-        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=first)
-        _check_labels(y)
-        self._check_settings()
-        weights = self._weights(sample_weight, X)
-        X, y, weights = _drop_zero_weights(X, y, weights)
-        known = [] if first else [self.classes_]
-        declared = [] if classes is None else [np.asarray(classes)]
-        new_classes = _distinct([*known, *declared, y])
-        if not first:
-            if self._support_weights is not None or weights is not None:
-                old = _ones(self._support) if self._support_weights is None else self._support_weights
-                weights = np.concatenate([old, _ones(X) if weights is None else weights])
-            X = np.concatenate([self._support, X])
-            y = np.concatenate([self._labels, y])
-        self.classes_ = new_classes
-        self._support, self._labels, self._support_weights = X, y, weights
-        return self._adapt()
 
     def meta_fit(
         self,
@@ -258,7 +248,7 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         self : GPLDLAClassifier
         """
         X, y = validate_data(self, X_base, y_base, dtype=[np.float64, np.float32])
-        _check_labels(y)
+        check_labels(y)
         self._check_settings()
         codes = np.unique(y, return_inverse=True)[1]
         learned = learn_prior(
@@ -287,11 +277,7 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         log_proba : ndarray of shape (n_samples, n_classes)
             In the order of `classes_`.
         """
-
-        def answer(rows: Tensor) -> Tensor:
-            return apply_temperature(self._posterior.log_prob(rows), self.temperature_)
-
-        return self._in_chunks(X, answer)[:, : len(self.classes_)]
+        return self._in_chunks(X, lambda rows: self._task.log_prob(rows))
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return p(class | x), shape (n_samples, n_classes), in the order of `classes_`."""
@@ -320,10 +306,11 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         """
 
         def phi(rows: Tensor) -> Tensor:
-            z = self._posterior.space(rows)
-            return torch.nn.functional.normalize(z, dim=-1, eps=1e-30) if self._fitted["normalize"] else z
+            posterior = cast(TaskPosterior, self._task.posterior)
+            z = posterior.space(rows)
+            return F.normalize(z, dim=-1, eps=1e-30) if posterior.diagonal.normalize else z
 
-        return self._in_chunks(X, phi)
+        return self._in_chunks(X, lambda rows: self._task.in_chunks(rows, phi))
 
     def uncertainty(self, X: Any) -> Uncertainty:
         """Say how uncertain the class of each row is, and why, in bits.
@@ -339,7 +326,7 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
             remain if the classifier were known exactly, and `epistemic` the rest: what more examples could
             tell.
         """
-        return Uncertainty(*self._in_chunks(X, lambda rows: uncertainty_of(self._posterior, rows)).T)
+        return Uncertainty(*self._in_chunks(X, lambda rows: self._task.uncertainty(rows)).T)
 
     def none_of_these(self, X: Any, *, prevalence: float = 0.5) -> np.ndarray:
         """Return the probability that each row belongs to no known class.
@@ -356,13 +343,7 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         -------
         probability : ndarray of shape (n_samples,)
         """
-        check_is_fitted(self, "classes_")
-        if not 0 < prevalence < 1:
-            raise UserError(f"prevalence must lie between 0 and 1, not {prevalence!r}.")
-        novelty = self._novelty = self._novelty or self._fit_novelty()
-        return self._in_chunks(
-            X, lambda rows: novelty.probability(self._posterior, rows, prevalence).unsqueeze(-1)
-        )[:, 0]
+        return self._in_chunks(X, lambda rows: self._task.none_of_these(rows, prevalence))
 
     def leave_one_out(self) -> np.ndarray:
         """Return the probabilities of each training row under the classifier that has not seen it.
@@ -375,23 +356,22 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
             those of the LDA estimate.
         """
         check_is_fitted(self, "classes_")
-        with torch.inference_mode():
-            head = GPLDLAAuto(**self._fitted).eval()
-            log_prob = head.leave_one_out_log_prob(*self._support_tensors(), self._posterior.beta)
-            return apply_temperature(log_prob, self.temperature_).exp().numpy()[:, : len(self.classes_)]
+        return self._task.leave_one_out().numpy()
 
-    def _adapt(self) -> "GPLDLAClassifier":
-        # As they are now: answers must not change with parameters that are set after the fit.
-        self.center_, self.temperature_ = self._given_center(), float(self.temperature)
-        self._fitted = self._options()
-        with torch.inference_mode():
-            rows, numbers, ways, weights = self._support_tensors()
-            posterior = GPLDLAAuto(**self._fitted).eval().adapt(rows, numbers, ways, weights=weights)
-            if self.predictive in ("mc", "mc-logits"):
-                posterior.diagonal.generator = torch.Generator().manual_seed(self._seed())
-        self._posterior = posterior
-        self._novelty = None if self.novelty is None else Novelty(*map(float, self.novelty))
-        diagonal, C = posterior.diagonal, len(self.classes_)
+    def _adapt(self, examples: Examples, classes: np.ndarray) -> "GPLDLAClassifier":
+        self.classes_ = classes
+        self.center_, self.temperature_ = self._given_center(examples), float(self.temperature)
+        self._task = AdaptedTask.adapt(
+            self._head(),
+            examples,
+            len(classes),
+            center=None if self.center_ is None else torch.from_numpy(self.center_),
+            temperature=self.temperature_,
+            novelty=None if self.novelty is None else Novelty(*map(float, self.novelty)),
+            seed=self._seed() if self.predictive in ("mc", "mc-logits") else 0,
+        )
+        posterior = cast(TaskPosterior, self._task.posterior)
+        diagonal, C = posterior.diagonal, len(classes)
         assert diagonal.sigma2 is not None
         self.beta_ = posterior.beta.item()
         self.coef_ = diagonal.weight_mean[:C].numpy()
@@ -401,19 +381,9 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         self.sigma2_ = diagonal.sigma2.item()
         return self
 
-    def _support_tensors(self) -> tuple[Tensor, Tensor, int, Tensor | None]:
-        """Return rows [n, d], numbers of classes [n], how many classes, and weights [n]."""
-        numbers = torch.from_numpy(np.searchsorted(self.classes_, self._labels))
-        rows = self._rows(self._support)
-        weights = None if self._support_weights is None else torch.from_numpy(self._support_weights).to(rows)
-        return rows, numbers, max(2, len(self.classes_)), weights
-
     def _head(self, **changed: Any) -> GPLDLAAuto:
-        return GPLDLAAuto(**{**self._options(), **changed}).eval()
-
-    def _options(self) -> dict[str, Any]:
-        """Return the options of the head that the parameters ask for."""
-        return {
+        """Return the head with the options that the parameters ask for."""
+        options = {
             "beta": self.beta,
             "beta_b": self.beta_b,
             "normalize": self.normalize,
@@ -426,51 +396,47 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
             "priors": list(self.priors) if isinstance(self.priors, np.ndarray) else self.priors,
             "metric": None if self.metric is None else torch.from_numpy(np.asarray(self.metric)),
         }
+        return GPLDLAAuto(**{**options, **changed}).eval()
 
     def _whitens(self) -> bool:
         if isinstance(self.whiten, str):
             return isinstance(self.center, str) and self.center == "auto"
         return bool(self.whiten)
 
-    def _fit_novelty(self) -> Novelty:
-        with torch.inference_mode():
-            head = GPLDLAAuto(**{**self._fitted, "beta": self.beta_}).eval()
-            return fit_novelty(head, *self._support_tensors())
+    def _examples(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> tuple[Examples, np.ndarray]:
+        """Return copies of rows that count, without labels yet, and the labels y of these rows."""
+        if sample_weight is None:
+            return Examples(torch.from_numpy(np.array(X)), torch.empty(0, dtype=torch.int64)), np.array(y)
+        weights = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
+        counts = weights > 0
+        if not counts.any():
+            raise UserError("sample_weight holds no positive weight; give at least one.")
+        rows, weights = torch.from_numpy(X[counts]), torch.from_numpy(weights[counts])
+        return Examples(rows, torch.empty(0, dtype=torch.int64), weights), y[counts]
 
-    def _in_chunks(self, X: Any, function: Any) -> np.ndarray:
-        """Apply a function of tensors [n, d] → [n, k] to the rows of X, a part at a time."""
+    def _in_chunks(self, X: Any, function: Callable[[Tensor], Tensor]) -> np.ndarray:
+        """Apply a function to the rows of X in the precision of the training rows, chunk after chunk."""
         check_is_fitted(self, "classes_")
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-        step = max(1, VALUES_PER_CHUNK // max(X.shape[1], 16 * len(self.classes_)))
-        with torch.inference_mode():
-            parts = [function(self._rows(X[i : i + step])).numpy() for i in range(0, len(X), step)]
+        step = self._task.rows_per_chunk(X.shape[1])
+        parts = []
+        for start in range(0, len(X), step):
+            part = X[start : start + step].astype(self.coef_.dtype, copy=False)
+            parts.append(function(torch.from_numpy(np.require(part, requirements=["C", "W"]))).numpy())
         return np.concatenate(parts)
 
-    def _rows(self, X: np.ndarray) -> Tensor:
-        """Hand rows to torch, in the precision of the training rows, with a given centre subtracted."""
-        X = X.astype(self._support.dtype, copy=False)
-        X = X if self.center_ is None else X - self.center_
-        return torch.from_numpy(np.require(X, requirements=["C", "W"]))
-
-    def _given_center(self) -> np.ndarray | None:
+    def _given_center(self, examples: Examples) -> np.ndarray | None:
         """Return what is subtracted before anything else, [d]; the head finds the "auto" centre itself."""
-        X = self._support
+        X = examples.rows.numpy()
         if isinstance(self.center, str):
-            return np.average(X, axis=0, weights=self._support_weights) if self.center == "support" else None
+            weights = None if examples.weights is None else examples.weights.numpy()
+            return np.average(X, axis=0, weights=weights) if self.center == "support" else None
         if self.center is False or self.center is None:
             return None
         center = np.asarray(self.center, dtype=X.dtype)
         if center.shape != (X.shape[1],) or not np.isfinite(center).all():
-            raise UserError(f"center must be {X.shape[1]} finite numbers, one a feature.")
+            raise UserError(f"center must be {X.shape[1]} finite numbers, one per feature.")
         return center
-
-    def _weights(self, sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
-        if sample_weight is None:
-            return None
-        weights = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
-        if not (weights > 0).any():
-            raise UserError("sample_weight holds no positive weight; give at least one.")
-        return weights
 
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -491,33 +457,6 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
             raise UserError(f"novelty must be two numbers, slope and offset, not {self.novelty!r}.")
 
 
-def _check_labels(y: np.ndarray) -> None:
-    with warnings.catch_warnings():
-        # Few examples of many classes are what this is for.
-        warnings.filterwarnings("ignore", "The number of unique classes is greater than 50%")
-        check_classification_targets(y)
-
-
-def _drop_zero_weights(
-    X: np.ndarray, y: np.ndarray, weights: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Leave out rows of weight 0 and copy, so that nothing changes behind our back."""
-    if weights is None:
-        return np.array(X), np.array(y), None
-    kept = weights > 0
-    return X[kept], y[kept], weights[kept]
-
-
-def _distinct(labels: list[np.ndarray]) -> np.ndarray:
-    """Return the classes among arrays of labels, sorted; of one kind, which numpy would not insist on."""
-    kinds = {"number" if of.dtype.kind in "iuf" else of.dtype.kind for of in labels} - {"O"}
-    try:
-        if len(kinds) > 1:  # 1 and "1", or 1 and True
-            raise TypeError
-        return np.unique(np.concatenate(labels))
-    except TypeError:
-        raise UserError("The labels are of kinds that cannot be compared; give them as one type.") from None
-
-
-def _ones(X: np.ndarray) -> np.ndarray:
-    return np.ones(len(X), dtype=X.dtype)
+def _indices(y: np.ndarray, classes: np.ndarray) -> Tensor:
+    """Return the index of each label among sorted classes, int64 [n]."""
+    return torch.from_numpy(np.searchsorted(classes, y))

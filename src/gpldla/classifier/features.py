@@ -24,6 +24,7 @@ from gpldla.data.paths import DataPaths
 from gpldla.data.pictures import picture_tensor
 from gpldla.data.preprocessing import Preprocessing, Reads
 from gpldla.utils.errors import UserError
+from gpldla.utils.modules import evaluating
 from gpldla.utils.progress import SILENT, Reporter
 
 # Eight pictures of 84 px, or four of 224: with more at once the maps of a network leave a CPU's caches, and
@@ -70,15 +71,12 @@ def embed(
         size = backbone.preprocessing.size
         batches = _split(missing, cpu_batch_size(size, batch_size) if device.type == "cpu" else batch_size)
         inputs = _read_batches(items, batches, backbone.preprocessing, device)
-    with (
-        reporter.bar("features", len(items)) as advance,
-        evaluation_mode(backbone),
-        torch.autocast(device.type, enabled=False),
-    ):
+    network = evaluating(backbone)
+    with reporter.bar("features", len(items)) as advance, torch.autocast(device.type, enabled=False):
         advance(len(items) - len(missing))
         for batch, given in inputs:
             given = given.to(dtype) if isinstance(given, Tensor) else given
-            rows = backbone.features(given).float().cpu()
+            rows = network.features(given).float().cpu()
             features[batch] = rows
             if cache is not None:
                 cache.add([keys[place] for place in batch], rows.numpy())

@@ -3,53 +3,41 @@
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpldla import __version__
-from gpldla.classifier.model import FewShotClassifier, FewShotModel, label_array
+from gpldla.classifier.examples import Examples
+from gpldla.classifier.few_shot import FewShotClassifier
+from gpldla.classifier.labels import label_array
+from gpldla.classifier.model import FewShotModel
 from gpldla.classifier.novelty import Novelty
-from gpldla.heads import Posterior
-from gpldla.heads.gp.linear_gp import LinearGP, LinearGPPosterior
-from gpldla.heads.gp.task_space import TaskSpace
-from gpldla.heads.gpldla_auto import GPLDLAAuto, TaskPosterior
+from gpldla.classifier.task import AdaptedTask
 from gpldla.utils.errors import UserError
 from gpldla.utils.files import read_tensors, write_tensors
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 KIND, FORMAT = "gpldla classifier", 1
 MODEL = "model."  # before the names of the model's own tensors
-LINEAR = ("weight_mean", "bias_mean", "weight_var", "bias_var", "sigma2")
-SPACE = ("center", "directions", "shrink")
+SUPPORT, LABELS = "support", "numbers"  # the names of the examples' rows and class indices in a file
 
 
 def save_classifier(classifier: FewShotClassifier, file: Path, *, support: bool = True) -> None:
     """Write a classifier: class names, posterior, support examples, and the model.
 
     A network whose weights come with an installed package is named, with its fingerprint; the weights of any
-    other are written.
+    other are written. Without the support examples, "none of these" has to be calibrated now or never.
     """
     if file.is_dir():
         raise UserError(f"{file} is a folder; name a file, such as {file / 'classifier.safetensors'}.")
-    model = classifier.model
-    tensors = _posterior_tensors(classifier.posterior)
-    if support:
-        if classifier.support is not None:
-            tensors |= {"support": classifier.support, "numbers": classifier.numbers}
-    elif not tensors:
+    model, task = classifier.model, classifier.task
+    tensors = task.posterior.state()
+    if not support and not tensors:
         raise UserError(f"The head {model.head_name!r} needs its support examples to answer; save them, too.")
-    pretrained = model.backbone.pretrained
-    tensors |= {
-        MODEL + name: tensor
-        for name, tensor in model.state_dict().items()
-        if not (pretrained and name.startswith("backbone."))
-    }
-    info = {
+    info: dict[str, Any] = {
         "kind": KIND,
         "format": FORMAT,
         "gpldla": __version__,
@@ -57,11 +45,21 @@ def save_classifier(classifier: FewShotClassifier, file: Path, *, support: bool 
         "model": model.config(),
         "backbone_fingerprint": model.backbone.fingerprint(),
     }
-    if isinstance(classifier.posterior, TaskPosterior) and (classifier.support is not None):
-        novelty = classifier.novelty()
+    novelty = task.novelty
+    if task.examples is not None and support:
+        tensors |= {SUPPORT: task.examples.rows, LABELS: task.examples.labels}
+        if task.examples.names is not None:
+            info["items"] = list(task.examples.names)
+    elif task.examples is not None and task.posterior.has_novelty:
+        novelty = task.calibrate_novelty()
+    if novelty is not None:
         info["novelty"] = [novelty.slope, novelty.offset]
-    elif classifier.cached_novelty is not None:
-        info["novelty"] = [classifier.cached_novelty.slope, classifier.cached_novelty.offset]
+    pretrained = model.backbone.pretrained
+    tensors |= {
+        MODEL + name: tensor
+        for name, tensor in model.state_dict().items()
+        if not (pretrained and name.startswith("backbone."))
+    }
     try:
         info["checksum"] = _checksum(tensors, info)
     except TypeError as error:
@@ -88,9 +86,36 @@ def load_classifier(file: Path) -> FewShotClassifier:
         raise UserError(f"{file} is not a whole classifier ({type(error).__name__}); fit it anew.") from None
 
 
-def _restore(tensors: "Mapping[str, Tensor]", info: dict[str, Any], file: Path) -> FewShotClassifier:
-    config = info["model"]
-    model = FewShotModel.from_config(config, str(file))
+def _restore(tensors: Mapping[str, Tensor], info: dict[str, Any], file: Path) -> FewShotClassifier:
+    model = _restore_model(tensors, info, file)
+    if not all(isinstance(name, (str, int, float)) for name in info["classes"]):
+        raise TypeError("classes")
+    if len(set(info["classes"])) < len(info["classes"]):
+        raise ValueError("classes")
+    classes = label_array(info["classes"])
+    examples = _restore_examples(tensors, info)
+    novelty = Novelty(*(float(value) for value in info["novelty"])) if "novelty" in info else None
+    if novelty is not None and not (math.isfinite(novelty.slope) and math.isfinite(novelty.offset)):
+        raise ValueError("novelty")
+    backbone, temperature = model.adaptable_backbone(), model.temperature
+    posterior = model.head.restore(tensors)
+    if posterior is not None:
+        posterior.fix_draws()
+        task = AdaptedTask(
+            model.head, posterior, len(classes), examples, None, backbone, temperature, novelty
+        )
+    elif examples is None:
+        raise UserError(f"{file} has neither a posterior nor support examples; fit it anew.")
+    else:
+        task = AdaptedTask.adapt(
+            model.head, examples, len(classes), backbone=backbone, temperature=temperature, novelty=novelty
+        )
+    _check_sizes(task, len(classes), model, file)
+    return FewShotClassifier(model, classes, task)
+
+
+def _restore_model(tensors: Mapping[str, Tensor], info: dict[str, Any], file: Path) -> FewShotModel:
+    model = FewShotModel.from_config(info["model"], str(file))
     own = {name.removeprefix(MODEL): tensor for name, tensor in tensors.items() if name.startswith(MODEL)}
     if model.backbone.pretrained:
         own |= {name: tensor for name, tensor in model.state_dict().items() if name.startswith("backbone.")}
@@ -100,79 +125,32 @@ def _restore(tensors: "Mapping[str, Tensor]", info: dict[str, Any], file: Path) 
             f"{file} was made with another version of {model.backbone_name} than is installed, which would"
             " give wrong answers; install the version it was made with, or fit it anew."
         )
-    model.eval()
-    if not all(isinstance(name, (str, int, float)) for name in info["classes"]):
-        raise TypeError("classes")
-    if len(set(info["classes"])) < len(info["classes"]):
-        raise ValueError("classes")
-    classes = label_array(info["classes"])
-    support, numbers = tensors.get("support"), tensors.get("numbers")
-    posterior = _posterior_of(tensors, model)
-    if posterior is None:
-        if support is None or numbers is None:
-            raise UserError(f"{file} has neither a posterior nor support examples; fit it anew.")
-        with torch.no_grad():
-            posterior = model.posterior(support, numbers, len(classes))
-    novelty = Novelty(*(float(value) for value in info["novelty"])) if "novelty" in info else None
-    if novelty is not None and not (math.isfinite(novelty.slope) and math.isfinite(novelty.offset)):
-        raise ValueError("novelty")
-    _check_sizes(posterior, support, numbers, len(classes), model, file)
-    return FewShotClassifier.from_parts(model, classes, posterior, support, numbers, novelty)
+    return model
 
 
-def _posterior_tensors(posterior: Posterior) -> dict[str, Tensor]:
-    """Return the tensors of a posterior that can be written; none where it cannot."""
-    if isinstance(posterior, TaskPosterior) and posterior.inner is posterior.diagonal:
-        space = posterior.space
-        tensors = {f"space.{name}": getattr(space, name) for name in SPACE}
-        tensors |= {f"posterior.{name}": getattr(posterior.diagonal, name) for name in LINEAR}
-        tensors["posterior.beta"] = posterior.beta
-        if posterior.means is not posterior.diagonal.weight_mean:
-            tensors["posterior.means"] = posterior.means
-    elif isinstance(posterior, LinearGPPosterior):
-        tensors = {f"posterior.{name}": getattr(posterior, name) for name in LINEAR}
-    else:
-        return {}
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
-
-
-def _posterior_of(tensors: "Mapping[str, Tensor]", model: FewShotModel) -> Posterior | None:
-    head = model.head
-    if "posterior.weight_mean" not in tensors or not isinstance(head, LinearGP):
+def _restore_examples(tensors: Mapping[str, Tensor], info: dict[str, Any]) -> Examples | None:
+    rows, labels, names = tensors.get(SUPPORT), tensors.get(LABELS), info.get("items")
+    if rows is None or labels is None:
         return None
-    w, b, V, v, sigma2 = (tensors.get(f"posterior.{name}") for name in LINEAR)
-    if w is None or b is None or V is None or v is None:
-        raise KeyError("posterior")
-    diagonal = head.make_posterior(w, b, V, v, sigma2)
-    if "posterior.beta" not in tensors or not isinstance(head, GPLDLAAuto):
-        return diagonal
-    center, directions, shrink = (tensors.get(f"space.{name}") for name in SPACE)
-    space = TaskSpace(head.normalize_first, center, head.metric, directions, shrink)
-    return TaskPosterior(
-        space, diagonal, diagonal, tensors.get("posterior.means", w), tensors["posterior.beta"]
-    )
+    if names is not None and not (len(names) == len(rows) and all(isinstance(name, str) for name in names)):
+        raise ValueError("items")
+    return Examples(rows, labels, names=None if names is None else tuple(names))
 
 
-def _check_sizes(
-    posterior: Posterior,
-    support: Tensor | None,
-    numbers: Tensor | None,
-    n_classes: int,
-    model: FewShotModel,
-    file: Path,
-) -> None:
+def _check_sizes(task: AdaptedTask, n_classes: int, model: FewShotModel, file: Path) -> None:
     """Refuse a file whose parts do not belong together."""
-    d = model.backbone.feature_dim
-    diagonal = posterior.diagonal if isinstance(posterior, TaskPosterior) else posterior
-    fits = not isinstance(diagonal, LinearGPPosterior) or diagonal.weight_mean.shape == (n_classes, d)
-    if support is not None and numbers is not None:
-        fits = fits and len(support) == len(numbers) and int(numbers.max()) < n_classes
-        fits = fits and (model.head.consumes != "features" or support.shape[1:] == (d,))
+    d, takes_features = model.backbone.feature_dim, model.head.consumes == "features"
+    mean = task.posterior.state().get("posterior.weight_mean")
+    fits = mean is None or mean.shape == (n_classes, d)
+    if task.examples is not None:
+        rows, labels = task.examples.rows, task.examples.labels
+        fits = fits and len(rows) == len(labels) and int(labels.max()) < n_classes
+        fits = fits and (not takes_features or rows.shape[1:] == (d,))
     if not fits:
         raise UserError(f"{file} is not a whole classifier: its parts are of different sizes; fit it anew.")
 
 
-def _checksum(tensors: "Mapping[str, Tensor]", info: dict[str, Any]) -> str:
+def _checksum(tensors: Mapping[str, Tensor], info: dict[str, Any]) -> str:
     """Return a digest of all that a file holds but the digest itself."""
     # Through JSON once, as a file has it: there every key is a text.
     facts = json.loads(json.dumps({name: value for name, value in info.items() if name != "checksum"}))

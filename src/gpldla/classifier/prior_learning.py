@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from gpldla.classifier.calibration import fit_temperature, negative_log_likelihood
-from gpldla.classifier.novelty import Novelty, calibrate, nearest_mean_cosine
+from gpldla.classifier.novelty import Novelty, calibrate
 from gpldla.heads.base import class_one_hot, unit_length
 from gpldla.heads.gp.task_space import class_means
 from gpldla.heads.gpldla_auto import GPLDLAAuto, TaskPosterior, default_beta
@@ -163,13 +163,13 @@ class _Tasks:
         """Calibrate "none of these" on queries and on examples of classes outside their episode."""
         posterior = self._posterior(beta, beta_b)
         known, unknown = (
-            nearest_mean_cosine(posterior, rows).flatten() for rows in (self._known, self._unknown)
+            posterior.nearest_mean_cosine(rows).flatten() for rows in (self._known, self._unknown)
         )
         return calibrate(known, unknown)
 
     def _posterior(self, beta: float, beta_b: float) -> TaskPosterior:
-        prior = (torch.tensor(value, dtype=self._query.dtype) for value in (beta, beta_b))
-        return self._head.posterior_in_space(self._space, self._labelled, *prior)
+        scale, scale_b = (torch.tensor(value, dtype=self._query.dtype) for value in (beta, beta_b))
+        return self._head.posterior_in_space(self._space, self._labelled, scale, scale_b)
 
 
 def _check_base(counts: Tensor, shots: int, ways: int, episodes: int) -> None:

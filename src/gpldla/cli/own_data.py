@@ -13,7 +13,8 @@ from gpldla.utils.errors import UserError
 from gpldla.utils.progress import Reporter, say
 
 if TYPE_CHECKING:
-    from gpldla.classifier.model import FewShotClassifier, FewShotModel
+    from gpldla.classifier.few_shot import FewShotClassifier
+from gpldla.classifier.model import FewShotModel
 
 messages = Console(stderr=True)
 PICTURES, TEXTS = "efficientnet-lite0", "all-minilm-l6-v2"
@@ -82,6 +83,8 @@ def fit(
     classifier = loaded.adapt(items, labels, cache=_cache(loaded, cache), reporter=Reporter(messages))
     json_class_names(classifier.classes)  # said now, not by `predict`
     summary = summarise(classifier, items)
+    if classifier.has_novelty:
+        classifier.calibrate_novelty()  # kept in the file, so that `predict` need not
     classifier.save(output, support=support)
     if as_json:
         typer.echo(json.dumps({"file": str(output), **summary.as_json()}, indent=2))
@@ -144,8 +147,7 @@ def predict(
     Millions, on all cores or a cluster: gpldla predict birds.safetensors archive/ -o scores --engine ray
     """
     from gpldla.classifier.answers import UNSURE, answer, json_class_names
-    from gpldla.classifier.model import FewShotClassifier
-    from gpldla.heads.gpldla_auto import TaskPosterior
+    from gpldla.classifier.few_shot import FewShotClassifier
     from gpldla.reports.terminal import answers_table
     from gpldla.utils.devices import torch_device
 
@@ -186,7 +188,7 @@ def predict(
     if skip_bad and loaded.model.backbone.reads == "pictures":
         found = [found[i] for i in _readable(found, loaded.model)]
     features = loaded.model.embed(found, cache=_cache(loaded.model, cache), reporter=Reporter(messages))
-    novel = loaded.novelty_of(features, prevalence) if isinstance(loaded.posterior, TaskPosterior) else None
+    novel = loaded.novelty_of(features, prevalence) if loaded.has_novelty else None
     names, classes = json_class_names(loaded.classes), loaded.classes.tolist()
     answers = answer(loaded.probabilities(features), novel, found, classes, max_error)
     if as_json:
@@ -252,7 +254,7 @@ def export(
 
     Example: gpldla export birds.safetensors -o birds.onnx
     """
-    from gpldla.classifier.model import FewShotClassifier
+    from gpldla.classifier.few_shot import FewShotClassifier
     from gpldla.export import export_adaptable, export_classifier, export_feature_classifier
     from gpldla.utils.files import check_output
 
@@ -291,14 +293,9 @@ def export(
 
 def _adaptable_head(classifier: "FewShotClassifier") -> Any:
     """Return the head to be written, with the β that was chosen for this task."""
-    from gpldla.heads.gpldla_auto import GPLDLAAuto, TaskPosterior
-
-    head, posterior = classifier.model.head, classifier.posterior
-    if isinstance(head, GPLDLAAuto) and isinstance(posterior, TaskPosterior):
-        # ONNX has no eigendecomposition, so the graph centres but does not whiten.
+    head = classifier.model.head.exportable(classifier.posterior)
+    if head is not classifier.model.head:
         say(messages, "The graph centres features but does not whiten them, see docs/own-data.md.")
-        options = {**classifier.model.head_options, "beta": float(posterior.beta), "whiten": False}
-        return GPLDLAAuto(**options).eval()
     return head
 
 

@@ -1,9 +1,12 @@
 """What every few-shot method looks like from outside, and the registry of methods."""
 
+import copy
 import inspect
+import math
 from abc import ABC, abstractmethod
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,30 +15,79 @@ from gpldla.utils.errors import UserError, did_you_mean
 from gpldla.utils.registry import Registry
 
 Size = TypeVar("Size")
-Thing = TypeVar("Thing")
 
 SAFE_NORM2 = (1e-18, 1e18)
 
 
 class Posterior(ABC):
-    """A head adapted to a task (or to a batch of tasks)."""
+    """A head adapted to a task (or to a batch of tasks).
+
+    Beside `log_prob` everything is optional: what a posterior does not override raises a sentence.
+
+    has_novelty: whether `nearest_mean_cosine` works, and with it "none of these"
+    has_logits:  whether `logits` works, and with it aleatoric and epistemic uncertainty
+    """
+
+    has_novelty: ClassVar[bool] = False
+    has_logits: ClassVar[bool] = False
 
     @abstractmethod
     def log_prob(self, query: Tensor) -> Tensor:
         """Return log p(y | x, S) of each query: [..., q, d] → [..., q, n_way]."""
 
+    def logits(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean [..., q, C] and variance [..., q, C] or covariance [..., q, C, C] of the logits."""
+        raise self._cannot("logits with a variance")
 
-def to_device(thing: Thing, device: torch.device) -> Thing:
-    """Return a posterior on another device: any dataclass, tuple or dict of tensors and of such."""
-    if isinstance(thing, Tensor):
-        return thing.to(device)  # type: ignore[return-value]
-    if isinstance(thing, tuple):
-        return tuple(to_device(part, device) for part in thing)  # type: ignore[return-value]
-    if isinstance(thing, dict):
-        return {name: to_device(part, device) for name, part in thing.items()}  # type: ignore[return-value]
-    if is_dataclass(thing) and not isinstance(thing, type):
-        return replace(thing, **{f.name: to_device(getattr(thing, f.name), device) for f in fields(thing)})
-    return thing
+    def nearest_mean_cosine(self, query: Tensor) -> Tensor:
+        """Return the cosine between each query and the nearest class mean, [..., q, d] → [..., q]."""
+        raise self._cannot('"none of these"')
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what `Head.restore` needs, by name; nothing where only the support examples will do."""
+        return {}
+
+    def fix_draws(self, seed: int = 0) -> None:  # noqa: B027 (most draw nothing)
+        """Fix the draws of a Monte Carlo predictive, unless they are: later answers all use the same."""
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return a copy with a function applied to every tensor, wherever in the posterior it is."""
+        return _map_tensors(self, function)
+
+    def to(self, device: str | torch.device) -> Self:
+        """Return the posterior on another device."""
+        return self.map_tensors(lambda tensor: tensor.to(device))
+
+    def _cannot(self, what: str) -> UserError:
+        return UserError(f"{type(self).__name__} has no {what}; use a model with the head 'gpldla-auto'.")
+
+
+def _map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to every tensor in posteriors, other dataclasses, tuples and dictionaries."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, tuple):
+        parts = [_map_tensors(part, function) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, dict):
+        return {name: _map_tensors(part, function) for name, part in value.items()}
+    if isinstance(value, Posterior) or (is_dataclass(value) and not isinstance(value, type)):
+        mapped = copy.copy(value)
+        vars(mapped).update({name: _map_tensors(part, function) for name, part in vars(value).items()})
+        return mapped
+    return value
+
+
+class NoveltyScores(NamedTuple):
+    """Cosines to the nearest class mean: of examples left out alone, and of examples whose class is left out.
+
+    known [k], unknown [u], and how often each counts
+    """
+
+    known: Tensor
+    unknown: Tensor
+    known_weight: Tensor
+    unknown_weight: Tensor
 
 
 class Head(nn.Module, ABC):
@@ -87,6 +139,59 @@ class Head(nn.Module, ABC):
         """
         log_prob = self.adapt(support, labels, n_way, backbone=backbone).log_prob(query)
         return -log_prob.gather(-1, query_labels.unsqueeze(-1)).mean()
+
+    def adapt_weighted(
+        self,
+        support: Tensor,
+        labels: Tensor,
+        n_way: int,
+        weights: Tensor | None,
+        *,
+        backbone: nn.Module | None = None,
+    ) -> Posterior:
+        """Adapt to examples that count `weights` times [..., n]; None is once each."""
+        if weights is not None:
+            raise UserError(f"{type(self).__name__} takes no weights of examples; leave them out.")
+        return self.adapt(support, labels, n_way, backbone=backbone)
+
+    def leave_one_out(
+        self,
+        support: Tensor,
+        labels: Tensor,
+        n_way: int,
+        weights: Tensor | None,
+        posterior: Posterior,
+        *,
+        backbone: nn.Module | None = None,
+    ) -> Tensor:
+        """Return log p(class | x_i, S without i) of each support example [n, ...]: [n, n_way].
+
+        NaN for the only example of a class. The default adapts once per example; a head with a closed form
+        overrides it. posterior: of the whole support set, as `adapt_weighted` returned it
+        """
+        log_prob = torch.full((len(support), n_way), math.nan, device=support.device)
+        everyone = torch.arange(len(support), device=support.device)
+        counts = torch.bincount(labels, minlength=n_way)
+        for i in torch.nonzero(counts[labels] > 1).flatten():
+            others = everyone != i
+            left = None if weights is None else weights[others]
+            without = self.adapt_weighted(support[others], labels[others], n_way, left, backbone=backbone)
+            log_prob[i] = without.log_prob(support[i : i + 1])[0].to(log_prob)
+        return log_prob
+
+    def novelty_scores(
+        self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None
+    ) -> NoveltyScores:
+        """Return what "none of these" is calibrated on; a head whose posteriors have novelty overrides it."""
+        raise UserError(f"{type(self).__name__} has no \"none of these\"; use the head 'gpldla-auto'.")
+
+    def exportable(self, posterior: Posterior) -> "Head":
+        """Return a head for ONNX, which adapts as this one did to `posterior` as far as a graph can."""
+        return self
+
+    def restore(self, state: Mapping[str, Tensor]) -> Posterior | None:
+        """Return the posterior whose `state` this is; None where it has to be adapted again."""
+        return None
 
     def scalars(self) -> dict[str, float]:
         """Return the learned numbers worth watching during training, by name."""

@@ -6,7 +6,7 @@ Approximation", 2021. The numbers of equations are those of that paper, the word
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,17 @@ from gpldla.heads.base import register_head
 from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGP, Mode, Predictive
 from gpldla.heads.gp.rows import Rows
 from gpldla.utils.errors import require_positive
+
+
+class ClassStatistics(NamedTuple):
+    """What the LDA estimate takes from a support set, whatever the prior.
+
+    means [..., C, d]: μ_j (Eq. 14); norms2 [..., C]: ‖μ_j‖²; mean_norm2 [..., 1]: over classes with examples
+    """
+
+    means: Tensor
+    norms2: Tensor
+    mean_norm2: Tensor
 
 
 class LDASurrogate(LinearGP):
@@ -26,15 +37,23 @@ class LDASurrogate(LinearGP):
 
     def find_mode(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> Mode:
         """Return the LDA surrogate of the MAP, at the scale that the prior expects."""
-        phi, n_present = support.phi, support.n_present()
+        return self.mode_at(self.class_statistics(support), support, beta)
+
+    def class_statistics(self, support: LabelledFeatures) -> ClassStatistics:
+        """Return the class means and their norms, which no prior changes."""
         share = support.member / support.fill_absent(support.counts, 1).unsqueeze(-2)
-        mu = phi.weighted_sum(share)  # Eq. 14 (lda_estim), [..., C, d]
+        mu = support.phi.weighted_sum(share)  # Eq. 14 (lda_estim), [..., C, d]
         mu_norm2 = mu.square().sum(-1)  # [..., C]
-        sigma2 = self.class_variance(phi, mu_norm2.sum(-1, keepdim=True) / n_present, beta)  # [..., 1]
+        return ClassStatistics(mu, mu_norm2, mu_norm2.sum(-1, keepdim=True) / support.n_present())
+
+    def mode_at(self, statistics: ClassStatistics, support: LabelledFeatures, beta: Tensor) -> Mode:
+        """Return the LDA surrogate for a prior of scale β, a number or [..., 1]."""
+        mu, mu_norm2, mean_norm2 = statistics
+        sigma2 = self.class_variance(support.phi, mean_norm2, beta)  # [..., 1]
         w = mu / sigma2.unsqueeze(-1)  # Eq. 19 (w_optim), [..., C, d]
         b_hat = torch.addcdiv(support.log_pi, mu_norm2, sigma2, value=-0.5)  # Eq. 17 (lda_co), [..., C]
         b_hat = support.fill_absent(b_hat, 0)
-        b = b_hat - b_hat.sum(-1, keepdim=True) / n_present  # Eq. 20 (b_optim), [..., C]
+        b = b_hat - b_hat.sum(-1, keepdim=True) / support.n_present()  # Eq. 20 (b_optim), [..., C]
         return Mode(w, b, sigma2.squeeze(-1))
 
 

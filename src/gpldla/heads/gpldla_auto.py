@@ -1,22 +1,30 @@
 """GPLDLA for features that nobody meta-trained: the task sets the feature space and the prior's scale."""
 
+import copy
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from gpldla.heads.base import Posterior, check_episode, class_one_hot, register_head, unit_length
+from gpldla.heads.base import (
+    NoveltyScores,
+    Posterior,
+    check_episode,
+    class_one_hot,
+    register_head,
+    unit_length,
+)
 from gpldla.heads.gp.coupled import CoupledPosterior
 from gpldla.heads.gp.function_space import newton_step
 from gpldla.heads.gp.leave_one_out import LooStats, leave_one_out
 from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGPPosterior, Mode, Predictive, absent_classes
 from gpldla.heads.gp.predictive import quadrature
 from gpldla.heads.gp.rows import Rows
+from gpldla.heads.gp.task_posterior import SPACE, TaskPosterior, nearest_cosine
 from gpldla.heads.gp.task_space import TaskSpace, mean_of_class_means, within_class_directions
-from gpldla.heads.gpldla import GPLDLA
+from gpldla.heads.gpldla import GPLDLA, ClassStatistics
 from gpldla.utils.errors import UserError
 
 Covariance = Literal["diag", "full"]
@@ -28,6 +36,8 @@ DEFAULT_SCALE, PRIOR_WIDTH = 3.0, 0.4
 GRID = range(-3, 5)  # powers of 2, around the default, at which the likelihood is computed
 GRID_VALUES = 1 << 23  # of weights, at all β together
 N_SCORED_EXAMPLES = 128  # about so many examples say how likely a β is: an even choice of them
+MAX_FOLDS = 10  # groups of classes that are left out in turn
+MIN_CLASSES = 3  # with which one can be left out
 MAX_LEFT_OUT = 1024  # support examples that β is chosen with: the work is cubic in them
 
 
@@ -48,6 +58,7 @@ class GPLDLAAuto(GPLDLA):
 
     base_stage = "linear"
     capturable = False  # it looks at the values of a task
+    learns_prior = False  # the task decides, or the options do
 
     def __init__(
         self,
@@ -89,10 +100,6 @@ class GPLDLAAuto(GPLDLA):
         self.center, self.whiten = center, whiten
         self.covariance, self.map_steps = covariance, map_steps
         self.register_buffer("metric", metric, persistent=False)
-        # Nothing here is learned by episodes: the task decides, or the options do.
-        for name, value in [*self.named_parameters()]:
-            delattr(self, name)
-            self.register_buffer(name, value.detach(), persistent=False)
 
     metric: Tensor | None
 
@@ -104,33 +111,50 @@ class GPLDLAAuto(GPLDLA):
         *,
         backbone: nn.Module | None = None,
         weights: Tensor | None = None,
-    ) -> "TaskPosterior":
+    ) -> TaskPosterior:
         """Fit the feature space, choose β, and compute the posterior there.
 
         weights [..., n]: how often each example counts, such as 2 for one that stands for two
         """
         check_episode(support, labels, n_way)
-        member = class_one_hot(labels, n_way, support.dtype)
-        if weights is not None:
-            member = member * weights.unsqueeze(-1)
+        member = _weighted_one_hot(labels, n_way, weights, support.dtype)
         with torch.no_grad():  # of repeated eigenvalues there are no derivatives
             space = self.fit_space(support, member)
         labelled = self.labelled(space(support), member, weights)
+        statistics = self.class_statistics(labelled)
         with torch.no_grad():
-            beta = self.choose_beta(support, member, space, labelled)
-        return self.posterior_in_space(space, labelled, beta, self.log_beta_b.exp().to(support.dtype))
+            beta = self.choose_beta(support, member, space, labelled, statistics)
+        beta_b = self.log_beta_b.exp().to(support.dtype)
+        return self.posterior_in_space(space, labelled, beta, beta_b, statistics)
+
+    def adapt_weighted(
+        self,
+        support: Tensor,
+        labels: Tensor,
+        n_way: int,
+        weights: Tensor | None,
+        *,
+        backbone: nn.Module | None = None,
+    ) -> TaskPosterior:
+        """Adapt to examples that count `weights` times [..., n]; None is once each."""
+        return self.adapt(support, labels, n_way, backbone=backbone, weights=weights)
 
     def posterior_in_space(
-        self, space: TaskSpace, labelled: LabelledFeatures, beta: Tensor, beta_b: Tensor
-    ) -> "TaskPosterior":
+        self,
+        space: TaskSpace,
+        labelled: LabelledFeatures,
+        beta: Tensor,
+        beta_b: Tensor,
+        statistics: ClassStatistics | None = None,
+    ) -> TaskPosterior:
         """Return the posterior for features that are in the task's space already, and a given prior."""
-        lda = self.find_mode(labelled, beta, beta_b)
+        lda = self.mode_at(statistics or self.class_statistics(labelled), labelled, beta)
         mode = self._refine(labelled, lda, beta, beta_b) if self.map_steps else lda
         diagonal = self.laplace_at(mode, labelled, beta, beta_b)
-        inner: LinearGPPosterior | CoupledPosterior = diagonal
+        coupled = None
         if self.covariance == "full":
-            inner = CoupledPosterior.from_diagonal(diagonal, labelled, beta, beta_b)
-        return TaskPosterior(space, inner, diagonal, lda.w, beta.squeeze(-1) if beta.ndim else beta)
+            coupled = CoupledPosterior.from_diagonal(diagonal, labelled, beta, beta_b)
+        return TaskPosterior(space, diagonal, lda.w, beta.squeeze(-1) if beta.ndim else beta, coupled)
 
     def fit_space(self, support: Tensor, member: Tensor) -> TaskSpace:
         """Find the centre and the shared covariance of features [..., n, d]."""
@@ -144,7 +168,12 @@ class GPLDLAAuto(GPLDLA):
         return space
 
     def choose_beta(
-        self, support: Tensor, member: Tensor, space: TaskSpace, labelled: LabelledFeatures
+        self,
+        support: Tensor,
+        member: Tensor,
+        space: TaskSpace,
+        labelled: LabelledFeatures,
+        statistics: ClassStatistics,
     ) -> Tensor:
         """Return β, a number, or with "auto" one a task [..., 1]."""
         if not self.auto_beta:
@@ -159,6 +188,7 @@ class GPLDLAAuto(GPLDLA):
             if n > MAX_LEFT_OUT:
                 space = self.fit_space(support, member)
             labelled = self.labelled(space(support), member, member.sum(-1))
+            statistics = self.class_statistics(labelled)
         left_out = self.left_out(support, member)
         default = default_beta(support.shape[-1])
         grid = torch.tensor([default * 2.0**k for k in GRID], dtype=support.dtype, device=support.device)
@@ -166,7 +196,9 @@ class GPLDLAAuto(GPLDLA):
         axes = (-1, *(1,) * (support.ndim - 1))
         at_once = GRID_VALUES // max(1, labelled.member.numel() // member.shape[-2] * support.shape[-1])
         parts = grid.split(max(1, at_once))
-        score = torch.cat([self._loo_score(labelled, left_out, part.view(axes)) for part in parts])
+        score = torch.cat(
+            [self._loo_score(labelled, statistics, left_out, part.view(axes)) for part in parts]
+        )
         # The log likelihood of all left-out examples plus the log prior of β, [..., grid]
         score = score.movedim(0, -1) - 0.5 * ((grid / default).log() / PRIOR_WIDTH) ** 2
         return _best(score, grid.log()).exp().unsqueeze(-1)
@@ -182,34 +214,87 @@ class GPLDLAAuto(GPLDLA):
             whiten=self.whiten,
         )
 
-    def leave_one_out_log_prob(
-        self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None, beta: Tensor
+    def leave_one_out(
+        self,
+        support: Tensor,
+        labels: Tensor,
+        n_way: int,
+        weights: Tensor | None,
+        posterior: Posterior,
+        *,
+        backbone: nn.Module | None = None,
     ) -> Tensor:
-        """Return log p(class | x_i, S without i), [n, d] → [n, C]; NaN for the only example of a class."""
-        member = class_one_hot(labels, n_way, support.dtype)
-        if weights is not None:
-            member = member * weights.unsqueeze(-1)
-        labelled = self.labelled(self.fit_space(support, member)(support), member, weights)
+        """Return log p(class | x_i, S without i), [n, d] → [n, C], in closed form, see `LooStats`.
+
+        It is that of the LDA estimate with β as chosen from all examples; `map_steps` is left out.
+        """
+        assert isinstance(posterior, TaskPosterior)
+        member = _weighted_one_hot(labels, n_way, weights, support.dtype)
         left_out = self.left_out(support, member)
-        log_prob = self.loo_log_prob(labelled, left_out, beta.to(support))
+        beta, diagonal = posterior.beta.to(support), posterior.diagonal
+        phi = self.labelled(posterior.space(support), member, weights)
+        if self.map_steps:
+            mode = self.mode_at(self.class_statistics(phi), phi, beta)
+            diagonal = self.laplace_at(mode, phi, beta, self.log_beta_b.exp().to(beta))
+        log_prob = _loo_log_prob(phi.phi, diagonal, left_out, beta)
         return log_prob.masked_fill((left_out.counted == 0).unsqueeze(-1), math.nan)
 
-    def loo_log_prob(
-        self, labelled: LabelledFeatures, left_out: LooStats, beta: Tensor, every: int = 1
-    ) -> Tensor:
-        """Return log p(class | x_i, S without i), [..., n, C], of every so-manyth example.
+    def novelty_scores(
+        self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None
+    ) -> NoveltyScores:
+        """Return the cosines of examples left out alone, and of examples whose class is left out.
 
-        The variances are those of the whole support set: one example of many hardly changes V* and v*. All of
-        it is of the LDA estimate, whatever `map_steps` does to it later.
+        support [n, d], labels [n], weights [n]; of many examples a balanced subset is used. Each is empty
+        where it cannot be had: the first where all classes have single examples, the second where there are
+        fewer than `MIN_CLASSES` classes.
         """
-        posterior = self.posterior(labelled, beta, self.log_beta_b.exp().to(beta.dtype))
-        phi = labelled.phi.every_nth(every)
-        var = phi.squared_dot(posterior.weight_var, posterior.bias_var)
-        return quadrature(left_out.every_nth(every).mean(beta.squeeze(-1) if beta.ndim else beta), var)
+        kept = balanced_subset(class_one_hot(labels, n_way, support.dtype))
+        if len(kept) < len(labels):
+            support, labels = support[kept], labels[kept]
+            weights = None if weights is None else weights[kept]
+        member = _weighted_one_hot(labels, n_way, weights, support.dtype)
+        left_out = self.left_out(support, member)
+        counted, present = left_out.counted > 0, member.sum(-2) > 0
+        known = left_out.cosine.masked_fill(~present, -torch.inf).amax(-1)
+        classes = labels.unique()
+        unknown, order = [support.new_empty(0)], [labels.new_empty(0)]
+        folds = classes.tensor_split(min(MAX_FOLDS, len(classes))) if len(classes) >= MIN_CLASSES else ()
+        for fold in folds:
+            out = torch.isin(labels, fold)
+            space = self.fit_space(support[~out], member[~out])
+            rest = self.labelled(space(support[~out]), member[~out])
+            means = self.class_statistics(rest).means
+            unknown.append(nearest_cosine(space(support[out]), means, rest.counts == 0))
+            order.append(torch.nonzero(out).flatten())
+        weight = member.sum(-1)
+        return NoveltyScores(known[counted], torch.cat(unknown), weight[counted], weight[torch.cat(order)])
 
-    def _loo_score(self, labelled: LabelledFeatures, left_out: LooStats, beta: Tensor) -> Tensor:
+    def exportable(self, posterior: Posterior) -> "GPLDLAAuto":
+        """Return a head with the β of this task, which does not whiten: ONNX has no eigendecomposition."""
+        assert isinstance(posterior, TaskPosterior)
+        head = copy.deepcopy(self)
+        head.auto_beta, head.whiten = False, False
+        head.log_beta.fill_(math.log(posterior.beta.item()))
+        return head
+
+    def restore(self, state: Mapping[str, Tensor]) -> Posterior | None:
+        """Return the posterior with these moments, in this space."""
+        diagonal = super().restore(state)
+        if not isinstance(diagonal, LinearGPPosterior) or "posterior.beta" not in state:
+            return diagonal
+        center, directions, shrink = (state.get(f"space.{name}") for name in SPACE)
+        space = TaskSpace(self.normalize_first, center, self.metric, directions, shrink)
+        means = state.get("posterior.means", diagonal.weight_mean)
+        return TaskPosterior(space, diagonal, means, state["posterior.beta"])
+
+    def _loo_score(
+        self, labelled: LabelledFeatures, statistics: ClassStatistics, left_out: LooStats, beta: Tensor
+    ) -> Tensor:
         every = max(1, labelled.member.shape[-2] // N_SCORED_EXAMPLES)
-        log_prob = self.loo_log_prob(labelled, left_out, beta, every)
+        mode = self.mode_at(statistics, labelled, beta)
+        diagonal = self.laplace_at(mode, labelled, beta, self.log_beta_b.exp().to(beta.dtype))
+        some = labelled.phi.every_nth(every)
+        log_prob = _loo_log_prob(some, diagonal, left_out.every_nth(every), beta)
         own = (log_prob.nan_to_num(neginf=0) * (labelled.member[..., ::every, :] > 0)).sum(-1)
         return (own * left_out.every_nth(every).counted).sum(-1)
 
@@ -267,6 +352,21 @@ class GPLDLAAuto(GPLDLA):
         return LabelledFeatures(phi, member, counts, self._log_priors(counts), absent_classes(counts), times)
 
 
+def _weighted_one_hot(labels: Tensor, n_way: int, weights: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the membership matrix [..., n, n_way], with how often an example counts in place of 1."""
+    member = class_one_hot(labels, n_way, dtype)
+    return member if weights is None else member * weights.unsqueeze(-1)
+
+
+def _loo_log_prob(phi: Rows, diagonal: LinearGPPosterior, left_out: LooStats, beta: Tensor) -> Tensor:
+    """Return log p(class | x_i, S without i), [..., n, C].
+
+    The variances are those of the whole support set: one example of many hardly changes V* and v*.
+    """
+    var = phi.squared_dot(diagonal.weight_var, diagonal.bias_var)
+    return quadrature(left_out.mean(beta.squeeze(-1) if beta.ndim else beta), var)
+
+
 def balanced_subset(member: Tensor) -> Tensor:
     """Return places of examples [..., k], class by class, of all [..., n, C] or evenly of `MAX_LEFT_OUT`."""
     n = member.shape[-2]
@@ -287,25 +387,6 @@ def _as_tensor(metric: Any) -> Tensor:
     except (TypeError, ValueError):
         pass
     raise UserError(f"metric must be a square matrix [d, d], not {type(metric).__name__}.")
-
-
-@dataclass
-class TaskPosterior(Posterior):
-    """A posterior in the space of a task.
-
-    inner: what answers; diagonal: the paper's posterior around the same mode
-    means: the class means in this space, up to a factor, [..., C, d]; beta [...]: as it was chosen
-    """
-
-    space: TaskSpace
-    inner: LinearGPPosterior | CoupledPosterior
-    diagonal: LinearGPPosterior
-    means: Tensor
-    beta: Tensor
-
-    def log_prob(self, query: Tensor) -> Tensor:
-        """Return log p(y | x, S), [..., q, d] → [..., q, C]."""
-        return self.inner.log_prob(self.space(query))
 
 
 def default_beta(feature_dim: int) -> float:

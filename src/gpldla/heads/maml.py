@@ -1,10 +1,10 @@
 """MAML: a network that a few gradient steps on the support set adapt to a task."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from gpldla.heads.base import Head, Posterior, check_episode, register_head, require_feature_dim
 from gpldla.utils.errors import UserError, require_count, require_positive
+from gpldla.utils.modules import shared_copy
 
 Weights = dict[str, Tensor]
 NETWORK = "network."  # before the names of the network's own parameters
@@ -63,10 +64,10 @@ class MAML(Head):
                 " or with head_ways = 0 for any number."
             )
         present = (labels.unsqueeze(-1) == torch.arange(n_way, device=labels.device)).any(-2)
-        start = self._start(n_way, support, backbone)
+        start, network = self._start(n_way, support, backbone), with_batch_statistics(backbone)
 
         def support_loss(weights: Weights, x: Tensor, y: Tensor, possible: Tensor) -> Tensor:
-            scores = _scores(backbone, weights, x).masked_fill(~possible, -math.inf)
+            scores = _scores(network, weights, x).masked_fill(~possible, -math.inf)
             return nn.functional.cross_entropy(scores, y)
 
         def descend(x: Tensor, y: Tensor, possible: Tensor) -> Weights:
@@ -79,8 +80,7 @@ class MAML(Head):
 
         batch = labels.shape[:-1]
         tasks = [t.reshape(batch.numel(), *t.shape[len(batch) :]) for t in (support, labels.long(), present)]
-        with batch_statistics(backbone):
-            return MAMLPosterior(_over_tasks(descend, backbone, support)(*tasks), present, backbone)
+        return MAMLPosterior(_over_tasks(descend, backbone, support)(*tasks), present, backbone)
 
     def _start(self, n_way: int, like: Tensor, backbone: nn.Module | None) -> Weights:
         network = {} if backbone is None else {NETWORK + n: p for n, p in backbone.named_parameters()}
@@ -99,23 +99,27 @@ def _scores(backbone: nn.Module | None, weights: Weights, x: Tensor) -> Tensor:
     return x @ weights["rows"].mT + weights["biases"]
 
 
-def _over_tasks(function: Callable, backbone: nn.Module | None, examples: Tensor) -> Callable:
+def _over_tasks(
+    function: Callable[..., Any], backbone: nn.Module | None, examples: Tensor
+) -> Callable[..., Any]:
     """Run a function of one task on a batch of them; a CPU takes whole networks one at a time, faster."""
     one_at_a_time = backbone is not None and examples.device.type == "cpu"
     return torch.vmap(function, chunk_size=1 if one_at_a_time else None)
 
 
-@contextmanager
-def batch_statistics(backbone: nn.Module | None) -> Iterator[None]:
-    """Let every BatchNorm use the statistics of what it is given, and remember nothing of them."""
-    layers = [m for m in backbone.modules() if isinstance(m, BatchNorm)] if backbone is not None else []
-    for layer in layers:
-        layer.forward = MethodType(_standardised, layer)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward
+def with_batch_statistics(backbone: nn.Module | None) -> nn.Module | None:
+    """Return a network with the same weights whose BatchNorm uses the statistics of its input.
+
+    It is a copy, because a functional call puts the adapted weights into the modules while it runs, and other
+    threads may be using the network.
+    """
+    if backbone is None:
+        return None
+    network = shared_copy(backbone)
+    for layer in network.modules():
+        if isinstance(layer, BatchNorm):
+            layer.forward = MethodType(_standardised, layer)  # type: ignore[method-assign]
+    return network
 
 
 def _standardised(layer: BatchNorm, x: Tensor) -> Tensor:
@@ -140,8 +144,8 @@ class MAMLPosterior(Posterior):
         """Return log p(y | x, S) of images [..., q, c, h, w] or features [..., q, d] as [..., q, C]."""
         batch = self.present.shape[:-1]
         tasks = query.reshape(batch.numel(), *query.shape[len(batch) :])
-        with batch_statistics(self.backbone):
-            forward = _over_tasks(lambda w, x: _scores(self.backbone, w, x), self.backbone, query)
-            scores = forward(self.weights, tasks)
+        network = with_batch_statistics(self.backbone)
+        forward = _over_tasks(lambda w, x: _scores(network, w, x), network, query)
+        scores: Tensor = forward(self.weights, tasks)
         scores = scores.view(*batch, *scores.shape[1:])
         return scores.masked_fill(~self.present.unsqueeze(-2), -math.inf).log_softmax(-1)

@@ -1,6 +1,7 @@
 """The Laplace posterior with the covariance that the diagonal leaves out, in function space."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ class CoupledPosterior(Posterior):
     blocks [..., C, n, n]: E_c;  factor [..., n, n]: the lower factor of Σ_c E_c
     """
 
+    has_logits: ClassVar[bool] = True
     diagonal: LinearGPPosterior
     phi: Rows
     beta2: Tensor  # [..., 1]

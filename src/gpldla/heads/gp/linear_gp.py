@@ -6,9 +6,9 @@ Approximation", 2021. The numbers of equations are those of that paper, the word
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ each query, drawn in logit space; "quadrature" deterministic and within 0.002 of
 """
 
 
+MOMENTS = ("weight_mean", "bias_mean", "weight_var", "bias_var")
 VALUES_PER_CHUNK = 1 << 20  # of query features, on a CPU
 
 
@@ -70,12 +71,18 @@ class LinearGP(Head):
     Model (Eq. 6-7): f_j(x) = w_j·φ(x) + b_j with w_j ~ N(0, β²I), b_j ~ N(0, β_b²), softmax likelihood.
     Only log β and log β_b are learned here; the network learns φ.
 
+    learns_prior: whether log β and log β_b are parameters of meta-training, or constants
+
     normalize:  scale features to unit length, the cosine kernel of the paper's experiments
     power:      raise features to it first, signs kept; 1 is the paper's, see docs/methods/gpldla.md
     training_power: the same in training; None: as in evaluation
     n_samples:  Monte Carlo samples M (Eq. 21)
     priors:     class priors π: None counts the support (Eq. 14), "uniform", or one number a class
     """
+
+    learns_prior: ClassVar[bool] = True
+    log_beta: Tensor
+    log_beta_b: Tensor
 
     def __init__(
         self,
@@ -103,8 +110,12 @@ class LinearGP(Head):
         if not (priors is None or _is_uniform(priors) or _are_positive(priors)):
             raise UserError(f"priors must be 'uniform' or one positive number a class, not {priors!r}.")
         # Two numbers cost nothing in float64, and float64 features then meet the β that was asked for.
-        self.log_beta = nn.Parameter(torch.tensor(math.log(beta), dtype=torch.float64))
-        self.log_beta_b = nn.Parameter(torch.tensor(math.log(beta_b), dtype=torch.float64))
+        for name, value in (("log_beta", beta), ("log_beta_b", beta_b)):
+            log_value = torch.tensor(math.log(value), dtype=torch.float64)
+            if self.learns_prior:
+                self.register_parameter(name, nn.Parameter(log_value))
+            else:
+                self.register_buffer(name, log_value, persistent=False)
         self.normalize = normalize
         self.power, self.training_power = float(power), float(training_power)
         self.predictive: Predictive = predictive
@@ -163,6 +174,13 @@ class LinearGP(Head):
             w, b, V, v, sigma2, self.normalize, self._predictive_now(), self.n_samples, self._power_now()
         )
 
+    def restore(self, state: Mapping[str, Tensor]) -> Posterior | None:
+        """Return the posterior with these moments."""
+        if "posterior.weight_mean" not in state:
+            return None
+        w, b, V, v = (state[f"posterior.{name}"] for name in MOMENTS)
+        return self.make_posterior(w, b, V, v, state.get("posterior.sigma2"))
+
     def scalars(self) -> dict[str, float]:
         """Return β and β_b."""
         return {"beta": self.log_beta.exp().item(), "beta_b": self.log_beta_b.exp().item()}
@@ -213,6 +231,7 @@ class LinearGPPosterior(Posterior):
     weight_mean, weight_var: [..., C, d]; bias_mean, bias_var: [..., C]; sigma2: [...] or None
     """
 
+    has_logits: ClassVar[bool] = True
     weight_mean: Tensor
     bias_mean: Tensor
     weight_var: Tensor
@@ -269,13 +288,17 @@ class LinearGPPosterior(Posterior):
             return predictive.probit(mean, var)
         return predictive.quadrature(mean, var)
 
+    def state(self) -> dict[str, Tensor]:
+        """Return the moments; draws follow from a seed and need not be kept."""
+        moments = {name: getattr(self, name) for name in (*MOMENTS, "sigma2")}
+        return {f"posterior.{name}": moment for name, moment in moments.items() if moment is not None}
+
     def fix_draws(self, seed: int = 0) -> None:
-        """Draw now what "mc" would draw at the first query, so that the answers can be had again."""
+        """Draw what "mc" would draw at the first query; "mc-logits" draws on from the seed."""
+        if self.generator is None:
+            self.generator = torch.Generator(self.weight_mean.device).manual_seed(seed)
         if self.predictive == "mc":
-            devices = [self.weight_mean.device] if self.weight_mean.is_cuda else []
-            with torch.random.fork_rng(devices):
-                torch.manual_seed(seed)
-                self._weight_draws()
+            self._weight_draws()
 
     def _weight_draws(self) -> tuple[Tensor, Tensor]:
         """Draw W [M, ..., C, d] and B [M, ..., C] once; every later query meets the same draws (Eq. 21)."""

@@ -1,0 +1,91 @@
+"""The labelled examples that a task is made of, and how they are corrected."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpldla.utils.errors import UserError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Labelled examples; every change returns new ones.
+
+    rows:    what a head consumes [n, ...], such as features [n, d]
+    labels:  indices of classes, int64 [n]
+    weights: how often each example counts [n]; None is once each
+    names:   what a person calls each example, such as the path of a picture; None where nobody has said
+    """
+
+    rows: Tensor
+    labels: Tensor
+    weights: Tensor | None = None
+    names: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def add(self, more: "Examples") -> "Examples":
+        """Return these examples and `more`, whose labels are indices of the same classes."""
+        weights = None
+        if self.weights is not None or more.weights is not None:
+            weights = torch.cat([self._weights(), more._weights().to(self.rows)])
+        names = None
+        if self.names is not None or more.names is not None:
+            names = (*self._names(), *more._names())
+        labels = torch.cat([self.labels, more.labels.to(self.labels)])
+        return Examples(torch.cat([self.rows, more.rows.to(self.rows)]), labels, weights, names)
+
+    def relabel(self, indices: Sequence[int], labels: Tensor) -> "Examples":
+        """Return the examples with other labels [k] for those at the k indices."""
+        changed = self.labels.clone()
+        changed[torch.as_tensor(indices, device=changed.device)] = labels.to(changed)
+        return replace(self, labels=changed)
+
+    def remove(self, indices: Sequence[int]) -> "Examples":
+        """Return the examples without those at the indices."""
+        kept = torch.ones(len(self), dtype=torch.bool, device=self.labels.device)
+        kept[torch.as_tensor(indices, device=kept.device)] = False
+        weights = None if self.weights is None else self.weights[kept]
+        names = self.names
+        if names is not None:
+            names = tuple(name for name, stays in zip(names, kept.tolist()) if stays)
+        return Examples(self.rows[kept], self.labels[kept], weights, names)
+
+    def recode(self, new_index: Sequence[int]) -> "Examples":
+        """Return the examples with classes in another order: class i becomes class new_index[i]."""
+        return replace(self, labels=torch.as_tensor(new_index, device=self.labels.device)[self.labels])
+
+    def find(self, which: Sequence[Any]) -> list[int]:
+        """Return the indices of examples by index or by name."""
+        return [self._find_one(one) for one in which]
+
+    def to(self, device: str | torch.device) -> "Examples":
+        """Return the examples on another device."""
+        weights = None if self.weights is None else self.weights.to(device)
+        return replace(self, rows=self.rows.to(device), labels=self.labels.to(device), weights=weights)
+
+    def _find_one(self, which: Any) -> int:
+        if isinstance(which, (int, np.integer)) and not isinstance(which, bool):
+            if not -len(self) <= which < len(self):
+                raise UserError(f"There is no example {which}; there are {len(self)}, counted from 0.")
+            return int(which) % len(self)
+        name = str(which)
+        if self.names is None:
+            raise UserError(f"The examples have no names, so {name!r} cannot be found; give its index.")
+        found = [index for index, known in enumerate(self.names) if known == name]
+        if not found:
+            raise UserError(f"There is no example {name!r}{did_you_mean(name, self.names)}")
+        if len(found) > 1:
+            raise UserError(f"{len(found)} examples are called {name!r}; give the index of one: {found}.")
+        return found[0]
+
+    def _weights(self) -> Tensor:
+        return self.rows.new_ones(len(self)) if self.weights is None else self.weights
+
+    def _names(self) -> tuple[str, ...]:
+        return ("",) * len(self) if self.names is None else self.names

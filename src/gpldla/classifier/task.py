@@ -1,0 +1,151 @@
+"""One adapted task: a head with its labelled examples, and everything that can be asked of it.
+
+The scikit-learn estimator and the classifier of pictures and texts are two faces of it. They turn what a
+person gives to rows and labels to indices; what happens then, happens here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gpldla.backbones import Backbone
+from gpldla.classifier.calibration import apply_temperature
+from gpldla.classifier.examples import Examples
+from gpldla.classifier.novelty import Novelty, fit_novelty
+from gpldla.classifier.uncertainty import uncertainty_of
+from gpldla.heads import Head, Posterior
+from gpldla.utils.errors import UserError
+from gpldla.utils.modules import evaluating
+
+VALUES_PER_CHUNK = 1 << 22  # of rows, or of probabilities at the points of an integral: bounds the memory
+
+
+@dataclass
+class AdaptedTask:
+    """A head adapted to examples of `n_classes` classes; rows are what the head consumes, [n, ...].
+
+    examples:    None where a file was saved without them: then nothing can be added, changed or left out
+    center:      what is subtracted from rows before the head sees them [d], or None
+    backbone:    the network, for heads that adapt it
+    temperature: divides the log probabilities
+    novelty:     what "none of these" is computed with; None until it is calibrated
+    """
+
+    head: Head
+    posterior: Posterior
+    n_classes: int
+    examples: Examples | None
+    center: Tensor | None = None
+    backbone: Backbone | None = None
+    temperature: float = 1.0
+    novelty: Novelty | None = None
+
+    @classmethod
+    def adapt(
+        cls,
+        head: Head,
+        examples: Examples,
+        n_classes: int,
+        *,
+        center: Tensor | None = None,
+        backbone: Backbone | None = None,
+        temperature: float = 1.0,
+        novelty: Novelty | None = None,
+        seed: int = 0,
+    ) -> "AdaptedTask":
+        """Adapt a head to examples; `seed` is that of a Monte Carlo predictive's draws."""
+        head, backbone = evaluating(head), None if backbone is None else evaluating(backbone)
+        with torch.no_grad():
+            posterior = head.adapt_weighted(
+                _centred(examples.rows, center),
+                examples.labels,
+                max(2, n_classes),  # a second class without examples has probability 0
+                examples.weights,
+                backbone=backbone,
+            )
+            posterior.fix_draws(seed)
+        return cls(head, posterior, n_classes, examples, center, backbone, temperature, novelty)
+
+    def log_prob(self, rows: Tensor) -> Tensor:
+        """Return log p(class | row), [q, ...] → [q, n_classes], with the temperature."""
+
+        def answer(part: Tensor) -> Tensor:
+            return apply_temperature(self.posterior.log_prob(part), self.temperature)[:, : self.n_classes]
+
+        return self.in_chunks(rows, answer)
+
+    def none_of_these(self, rows: Tensor, prevalence: float) -> Tensor:
+        """Return the probability that each row is of no known class, [q, ...] → [q].
+
+        prevalence: how common such rows are
+        """
+        if not 0 < prevalence < 1:
+            raise UserError(f"prevalence must lie between 0 and 1, not {prevalence!r}.")
+        novelty = self.calibrate_novelty()
+        cosine = self.in_chunks(rows, self.posterior.nearest_mean_cosine)
+        return novelty.probability(cosine, prevalence)
+
+    def calibrate_novelty(self) -> Novelty:
+        """Return what "none of these" is computed with: calibrated on the examples, once."""
+        if self.novelty is None:
+            examples = self.kept_examples()
+            with torch.no_grad():
+                rows = _centred(examples.rows, self.center)
+                ways = max(2, self.n_classes)
+                self.novelty = fit_novelty(self.head, rows, examples.labels, ways, examples.weights)
+        return self.novelty
+
+    def uncertainty(self, rows: Tensor) -> Tensor:
+        """Return total, aleatoric and epistemic uncertainty in bits, [q, ...] → [q, 3]."""
+        return self.in_chunks(rows, lambda part: uncertainty_of(self.posterior, part))
+
+    def leave_one_out(self) -> Tensor:
+        """Return the probabilities of each example under the classifier that has not seen it, [n, n_classes].
+
+        NaN for the only example of a class.
+        """
+        examples = self.kept_examples()
+        with torch.no_grad():
+            log_prob = self.head.leave_one_out(
+                _centred(examples.rows, self.center),
+                examples.labels,
+                max(2, self.n_classes),
+                examples.weights,
+                self.posterior,
+                backbone=self.backbone,
+            )
+            return apply_temperature(log_prob, self.temperature).exp()[:, : self.n_classes]
+
+    def kept_examples(self) -> Examples:
+        """Return the examples, or say that they were not kept."""
+        if self.examples is None:
+            raise UserError(
+                "This classifier was saved without its support examples; save it with them, or fit it anew."
+            )
+        return self.examples
+
+    def to(self, device: str | torch.device) -> "AdaptedTask":
+        """Return the task on another device; head and backbone are modules and move themselves."""
+        return replace(
+            self,
+            posterior=self.posterior.to(device),
+            examples=None if self.examples is None else self.examples.to(device),
+            center=None if self.center is None else self.center.to(device),
+        )
+
+    def rows_per_chunk(self, values_per_row: int) -> int:
+        """Return how many rows are answered at once, which bounds the memory."""
+        return max(1, VALUES_PER_CHUNK // max(values_per_row, 16 * self.n_classes))
+
+    def in_chunks(self, rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply a function to rows [q, ...], centred, one chunk after the other."""
+        step = self.rows_per_chunk(rows[:1].numel())
+        with torch.no_grad():
+            parts = [function(_centred(part, self.center)) for part in torch.split(rows, step)]
+        return torch.cat(parts)
+
+
+def _centred(rows: Tensor, center: Tensor | None) -> Tensor:
+    return rows if center is None else rows - center

@@ -1,0 +1,72 @@
+"""A posterior in the space of a task, which centres and whitens features that were not trained for it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gpldla.heads.base import Posterior, unit_length
+from gpldla.heads.gp.coupled import CoupledPosterior
+from gpldla.heads.gp.linear_gp import LinearGPPosterior
+from gpldla.heads.gp.task_space import TaskSpace
+
+SPACE = ("center", "directions", "shrink")  # what a posterior's state keeps of its space
+
+
+@dataclass
+class TaskPosterior(Posterior):
+    """A posterior in the space of a task.
+
+    diagonal: the paper's posterior; coupled: that with the exact covariance around the same mode, or None
+    means: the class means in this space, up to a factor, [..., C, d]; beta [...]: as it was chosen
+    """
+
+    has_novelty: ClassVar[bool] = True
+    has_logits: ClassVar[bool] = True
+    space: TaskSpace
+    diagonal: LinearGPPosterior
+    means: Tensor
+    beta: Tensor
+    coupled: CoupledPosterior | None = None
+
+    @property
+    def inner(self) -> LinearGPPosterior | CoupledPosterior:
+        """What answers, for features in the task's space."""
+        return self.diagonal if self.coupled is None else self.coupled
+
+    def log_prob(self, query: Tensor) -> Tensor:
+        """Return log p(y | x, S), [..., q, d] → [..., q, C]."""
+        return self.inner.log_prob(self.space(query))
+
+    def logits(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean [..., q, C] and variance [..., q, C] or covariance [..., q, C, C] of the logits."""
+        return self.inner.logits(self.space(query))
+
+    def nearest_mean_cosine(self, query: Tensor) -> Tensor:
+        """Return the cosine between each query and the nearest class mean, [..., q, d] → [..., q]."""
+        return nearest_cosine(self.space(query), self.means, self.diagonal.bias_mean.isinf())
+
+    def state(self) -> dict[str, Tensor]:
+        """Return space, moments, β and class means; nothing with the full covariance."""
+        if self.coupled is not None:
+            return {}  # it needs the support examples
+        state = {f"space.{name}": getattr(self.space, name) for name in SPACE}
+        state = {name: tensor for name, tensor in state.items() if tensor is not None}
+        state |= self.diagonal.state() | {"posterior.beta": self.beta}
+        if self.means is not self.diagonal.weight_mean:
+            state["posterior.means"] = self.means
+        return state
+
+    def fix_draws(self, seed: int = 0) -> None:
+        """Fix the draws of a Monte Carlo predictive."""
+        self.diagonal.fix_draws(seed)
+
+
+def nearest_cosine(z: Tensor, means: Tensor, absent: Tensor) -> Tensor:
+    """Return the cosine between rows [..., q, d] and the nearest of the means [..., C, d]: [..., q].
+
+    absent [..., C]: classes without examples, which do not count
+    """
+    cosine = unit_length(z) @ unit_length(means).mT
+    return cosine.masked_fill(absent.unsqueeze(-2), -torch.inf).amax(-1)
