@@ -1,5 +1,7 @@
 """Few-shot classification with calibrated probabilities, in closed form."""
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +20,12 @@ if TYPE_CHECKING:
     from gpldla.classifier.abstaining import AbstainingClassifier
     from gpldla.classifier.embedders import ImageEmbedder, TextEmbedder
     from gpldla.classifier.estimator import GPLDLAClassifier
-    from gpldla.classifier.model import FewShotClassifier, FewShotModel
+    from gpldla.classifier.few_shot import FewShotClassifier
+from gpldla.classifier.model import FewShotModel
 
 _HOMES = {
     "AbstainingClassifier": "gpldla.classifier.abstaining",
-    "FewShotClassifier": "gpldla.classifier.model",
+    "FewShotClassifier": "gpldla.classifier.few_shot",
     "FewShotModel": "gpldla.classifier.model",
     "GPLDLAClassifier": "gpldla.classifier.estimator",
     "ImageEmbedder": "gpldla.classifier.embedders",
@@ -35,3 +38,13 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _compute_in_one_thread() -> None:
+    """Keep torch from waiting for OpenMP threads that do not exist after a fork, without end."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_compute_in_one_thread)
