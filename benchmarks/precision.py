@@ -41,7 +41,7 @@ def train_and_evaluate(way: str, seed: int, episodes: int, folder: Path) -> dict
         "precision": WAYS[way],
         "episodes": episodes,
         "seed": seed,
-        "validate_every": max(1, episodes // 5),
+        "validation.every": max(1, episodes // 5),
         "checkpoint_every": episodes,
     }
     recipe = read_recipe("cub", settings)

@@ -137,13 +137,13 @@ def recorded(monkeypatch):
 
 def graphed_recipe(head="protonet", episodes_per_update=1, updates=10, **settings):
     if head in ("gpldla", "laplace", "lda") and episodes_per_update > 1:
-        settings = {"head_predictive": "probit", **settings}  # noise is drawn for all episodes at once
+        settings = {"head.predictive": "probit", **settings}  # noise is drawn for all episodes at once
     defaults = {
         "head": head,
         "episodes_per_update": episodes_per_update,
         "episodes": updates * episodes_per_update,
         "log_every": episodes_per_update,
-        "validate_every": 5 * episodes_per_update,
+        "validation.every": 5 * episodes_per_update,
         "checkpoint_every": 4 * episodes_per_update,
         "learning_rate": 1e-4,  # Adam turns rounding errors into steps of this size
     }
@@ -206,7 +206,7 @@ def last_weights(folder, group="model"):
 
 @pytest.mark.parametrize("backbone", ["conv4s", "conv4", "resnet10"])
 @pytest.mark.parametrize("head", ["gpldla", "protonet"])
-@pytest.mark.parametrize(("episodes_an_update", "ema"), [(1, 0.5), (3, 0.5), (3, 0.0)])
+@pytest.mark.parametrize(("episodes_per_update", "ema"), [(1, 0.5), (3, 0.5), (3, 0.0)])
 def test_graphed_training_is_plain_training(
     tmp_path, exact, recorded, backbone, head, episodes_per_update, ema
 ):
@@ -238,9 +238,9 @@ def test_graphed_training_of_other_heads_is_plain_training(tmp_path, exact, reco
     "settings",
     [
         {"weight_decay": 0.1},
-        {"turns": 2},
-        {"head_power": 0.7},
-        {"head_power": 0.7, "head_training_power": 1.0},
+        {"folds": 2},
+        {"head.power": 0.7},
+        {"head.power": 0.7, "head.training_power": 1.0},
     ],
 )
 def test_graphed_training_with_options_is_plain_training(tmp_path, exact, recorded, settings):
@@ -289,7 +289,7 @@ def test_graphed_training_is_plain_training_in_every_precision(tmp_path, exact, 
 
 
 @pytest.mark.parametrize("stop_after", [2, 5, 8])
-@pytest.mark.parametrize(("backbone", "episodes_an_update"), [("conv4s", 1), ("conv4", 3), ("resnet10", 2)])
+@pytest.mark.parametrize(("backbone", "episodes_per_update"), [("conv4s", 1), ("conv4", 3), ("resnet10", 2)])
 def test_graphed_training_resumes(
     tmp_path, monkeypatch, exact, recorded, backbone, episodes_per_update, stop_after
 ):
@@ -327,7 +327,7 @@ def test_a_last_update_of_fewer_episodes_goes_the_plain_way(tmp_path, monkeypatc
 @pytest.mark.parametrize("backbone", ["conv4s", "resnet10"])
 def test_a_loss_that_is_no_number_is_noticed_at_the_next_report(tmp_path, exact, backbone):
     recipe = graphed_recipe(
-        backbone=backbone, learning_rate=1e30, log_every=6, checkpoint_every=10, validate_every=0
+        backbone=backbone, learning_rate=1e30, log_every=6, checkpoint_every=10, validation__every=0
     )
     with pytest.raises(UserError, match="The loss is not a number any more after 6 episodes; use a smaller"):
         on_gpu(recipe, tmp_path)
@@ -349,18 +349,18 @@ def test_metrics_of_graphed_training(tmp_path, exact):
     ("head", "options"),
     [
         *((name, {}) for name in list_heads()),
-        ("gpldla", {"head_predictive": "mc"}),
-        ("gpldla", {"head_predictive": "qmc"}),
-        ("gpldla", {"head_predictive": "quadrature"}),
-        ("gpldla", {"head_priors": "uniform"}),
-        ("gpldla", {"head_priors": [1.0, 2.0, 3.0]}),
-        ("gpldla-auto", {"base_classifier": "none"}),
-        ("protonet", {"head_normalize": True}),
+        ("gpldla", {"head.predictive": "mc"}),
+        ("gpldla", {"head.predictive": "qmc"}),
+        ("gpldla", {"head.predictive": "quadrature"}),
+        ("gpldla", {"head.priors": "uniform"}),
+        ("gpldla", {"head.priors": [1.0, 2.0, 3.0]}),
+        ("gpldla-auto", {"base.classifier": "none"}),
+        ("protonet", {"head.normalize": True}),
     ],
 )
 def test_every_head_trains(tmp_path, exact, head, options):
     """Whether recorded or not; also past the update that records."""
-    recipe = graphed_recipe(head, 2, updates=6, base_epochs=1, base_batch=16, **options)
+    recipe = graphed_recipe(head, 2, updates=6, base__epochs=1, base__batch=16, **options)
     result = on_gpu(recipe, tmp_path)
     assert result.finished
     assert all(t.isfinite().all() for t in result.model.state_dict().values())
@@ -408,9 +408,9 @@ def test_the_compiled_loss_is_the_loss(name, options, count):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("turns", [1, 2])
-def test_training_with_a_compiled_loss_is_training(tmp_path, monkeypatch, exact, recorded, turns):
-    recipe = graphed_recipe("gpldla", 3, turns=turns)
+@pytest.mark.parametrize("folds", [1, 2])
+def test_training_with_a_compiled_loss_is_training(tmp_path, monkeypatch, exact, recorded, folds):
+    recipe = graphed_recipe("gpldla", 3, folds=folds)
     on_gpu(recipe, tmp_path / "plain")
     monkeypatch.setattr(compiled_loss, "MIN_UPDATES", 1)
     on_gpu(recipe, tmp_path / "compiled")

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -158,13 +159,13 @@ def assert_same_state(folder, expected, tolerance=1e-5, without=("nothing",)):
 def recipe_for(head="gpldla", episodes_per_update=1, updates=10, precision="64-true", **settings):
     """Return a training in float64: Adam turns rounding errors of float32 into steps of its own."""
     if head in ("gpldla", "laplace", "lda") and episodes_per_update > 1:
-        settings["head_predictive"] = "probit"  # noise is drawn for all episodes of an update at once
+        settings["head.predictive"] = "probit"  # noise is drawn for all episodes of an update at once
     return tiny_recipe(
         head=head,
         episodes_per_update=episodes_per_update,
         episodes=updates * episodes_per_update,
         log_every=2 * episodes_per_update,
-        validate_every=4 * episodes_per_update,
+        validation__every=4 * episodes_per_update,
         checkpoint_every=4 * episodes_per_update,
         precision=precision,
         **settings,
@@ -174,7 +175,7 @@ def recipe_for(head="gpldla", episodes_per_update=1, updates=10, precision="64-t
 def make_stage(head="protonet", *, frozen=False, **settings):
     recipe = tiny_recipe(head=head, **settings)
     torch.manual_seed(0)
-    model = FewShotModel(recipe.backbone, recipe.head, head_options=recipe.head_options)
+    model = FewShotModel(recipe.backbone, recipe.head.name, head_options=recipe.head.options)
     fabric = Fabric(accelerator="cpu", devices=1)
     return EpisodeStage(
         StageContext(recipe, model, noisy_protocol().part("base"), fabric), frozen_backbone=frozen
@@ -185,7 +186,7 @@ def make_stage(head="protonet", *, frozen=False, **settings):
 
 
 @pytest.mark.parametrize("head", ["gpldla", "laplace", "lda", "gpdkt", "protonet"])
-@pytest.mark.parametrize(("episodes_an_update", "ema"), [(1, 0.5), (3, 0.5), (3, 0.0)])
+@pytest.mark.parametrize(("episodes_per_update", "ema"), [(1, 0.5), (3, 0.5), (3, 0.0)])
 def test_graphed_training_is_plain_training(tmp_path, monkeypatch, head, episodes_per_update, ema):
     recipe = recipe_for(head, episodes_per_update, ema=ema, augment="characters")
     run(recipe, tmp_path / "plain")
@@ -200,7 +201,7 @@ def test_graphed_training_is_plain_training(tmp_path, monkeypatch, head, episode
 
 
 @pytest.mark.parametrize("head", ["gpldla", "laplace", "lda", "gpdkt", "protonet"])
-@pytest.mark.parametrize("episodes_an_update", [1, 3])
+@pytest.mark.parametrize("episodes_per_update", [1, 3])
 def test_episodes_that_are_computed_together_train_as_one_by_one(
     tmp_path, monkeypatch, request, head, episodes_per_update
 ):
@@ -217,7 +218,7 @@ def test_episodes_that_are_computed_together_train_as_one_by_one(
 
 
 @pytest.mark.parametrize("stop_after", [2, 5])
-@pytest.mark.parametrize(("head", "episodes_an_update"), [("gpldla", 1), ("protonet", 3)])
+@pytest.mark.parametrize(("head", "episodes_per_update"), [("gpldla", 1), ("protonet", 3)])
 def test_resuming_ends_with_the_same_weights(
     tmp_path, monkeypatch, gpu, head, episodes_per_update, stop_after
 ):
@@ -249,8 +250,7 @@ def test_a_state_goes_from_a_cpu_to_a_gpu_and_back(tmp_path, monkeypatch):
 
 
 def test_a_last_update_of_fewer_episodes_goes_the_plain_way(tmp_path, monkeypatch):
-    recipe = recipe_for("protonet", 3, updates=5).flat() | {"episodes": 13}
-    recipe = tiny_recipe(**recipe)
+    recipe = replace(recipe_for("protonet", 3, updates=5), episodes=13)
     run(recipe, tmp_path / "plain")
     ways = []
     update_plainly = EpisodeStage._update_eagerly
@@ -510,7 +510,7 @@ class TestCompiledLoss:
             torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
 
     @pytest.mark.parametrize(("updates", "compiled"), [(9, False), (10, True)])
-    @pytest.mark.parametrize("episodes_an_update", [1, 3])
+    @pytest.mark.parametrize("episodes_per_update", [1, 3])
     def test_long_trainings_compile(self, gpu, monkeypatch, episodes_per_update, updates, compiled):
         calls = []
         monkeypatch.setattr(compiled_loss, "MIN_UPDATES", 10)

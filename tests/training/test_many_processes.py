@@ -31,6 +31,7 @@ from gpldla.training import run as training
 from gpldla.training.checkpoint import FILE, TrainingState
 from gpldla.training.metrics import METRICS
 from gpldla.training.ranks import CLUSTER_VARIABLES, Ranks
+from gpldla.training.recipe import flatten
 from gpldla.training.running_statistics import count_batches, episode_momentum, running_statistics
 from gpldla.training.stages import BaseStage, EpisodeStage, StageContext
 from gpldla.training.weight_average import WeightAverage
@@ -48,15 +49,15 @@ DRIVER = "from tests.training.test_many_processes import in_a_process\n\nin_a_pr
 
 SETTINGS = {
     "episodes": 40,
-    "validate_every": 20,
-    "validation_episodes": 5,
-    "temperature_episodes": 5,
+    "validation.every": 20,
+    "validation.episodes": 5,
+    "validation.temperature_episodes": 5,
     "log_every": 4,
     "checkpoint_every": 8,
     "precision": "64-true",
     "augment": "characters",
 }  # the head of the recipe draws noise in training
-BASE_STAGE = {"base_epochs": 4, "base_batch": 8, "base_validate_every": 2, "augment": "none"}
+BASE_STAGE = {"base.epochs": 4, "base.batch": 8, "base.validate_every": 2, "augment": "none"}
 BASE_STAGE |= {"episodes": 8}
 
 
@@ -290,7 +291,7 @@ def arguments_of(folder, settings):
     """Return `train` with these settings of the tiny recipe."""
     overrides = [
         f"{name}={json.dumps(value)}"
-        for name, value in tiny_recipe(**{**SETTINGS, **settings}).flat().items()
+        for name, value in flatten(tiny_recipe(**{**SETTINGS, **settings}).as_dict()).items()
     ]
     sets = [part for override in overrides for part in ("--set", override)]
     return ["train", "glyphs", "-o", str(folder), "--device", "cpu", *sets]
@@ -355,7 +356,7 @@ def assert_all_ended_alike(outcome, folder):
     ("processes", "episodes_per_update", "same_as", "settings"),
     [
         pytest.param(2, 1, 2, {}, id="2 x 1"),
-        pytest.param(4, 1, 4, {"episodes": 80, "validate_every": 0}, id="4 x 1"),
+        pytest.param(4, 1, 4, {"episodes": 80, "validation.every": 0}, id="4 x 1"),
         pytest.param(2, 3, 3, {"episodes": 25}, id="3 in 2"),
         pytest.param(4, 6, 6, {"episodes": 20}, id="6 in 4, and a last update with nothing for two of them"),
         pytest.param(2, 1, 2, {"episodes": 13, "head": "protonet"}, id="odd"),
@@ -378,7 +379,7 @@ def test_the_numbers_would_not_be_the_same_by_chance(alone):
     for group in ("model", "averaged", "optimizer"):
         apart = [(one[group][name] - tensor).abs().max() for name, tensor in two[group].items()]
         assert max(apart) > 1e-4
-    quiet = TrainingState.read(alone(episodes_per_update=2, head_predictive="quadrature")).tensors["model"]
+    quiet = TrainingState.read(alone(episodes_per_update=2, head__predictive="quadrature")).tensors["model"]
     assert max((quiet[name] - tensor).abs().max() for name, tensor in two["model"].items()) > 1e-4
 
 
@@ -396,7 +397,7 @@ def test_a_base_stage_learns_in_many_processes(tmp_path, fork, head):
 
 @pytest.mark.parametrize(
     ("processes", "settings"),
-    [(2, {"head": "metaqda"}), (4, {"head": "simpleshot", "base_batch": 3, "base_learning_rate": 0.01})],
+    [(2, {"head": "metaqda"}), (4, {"head": "simpleshot", "base.batch": 3, "base.learning_rate": 0.01})],
 )
 def test_without_statistics_of_a_batch_the_base_stage_is_the_same(tmp_path, fork, processes, settings):
     """In four processes some have nothing of a batch of three. The scores of a batch are float32 always."""
@@ -447,7 +448,7 @@ def stage_of(number, count, **settings):
     fabric = Fabric(accelerator="cpu", devices=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "Ranks", lambda fabric: OneOf(number, count))
-        model = FewShotModel("conv4s", "gpldla", head_options=recipe.head_options).double()
+        model = FewShotModel("conv4s", "gpldla", head_options=recipe.head.options).double()
         context = StageContext(recipe, model, tiny_protocol().part("base"), fabric)
         return EpisodeStage(context, frozen_backbone=False)
 
@@ -562,7 +563,7 @@ def test_several_nodes(tmp_path, fork, alone):
 @pytest.mark.long
 def test_the_shipped_data_in_two_processes(tmp_path, command):
     """As a user calls it, with a cache where nothing is packed yet."""
-    sizes = ["--episodes", 8, "--set", "validation_episodes=4", "--set", "temperature_episodes=4"]
+    sizes = ["--episodes", 8, "--set", "validation.episodes=4", "--set", "validation.temperature_episodes=4"]
     options = ["-o", tmp_path / "run", "--device", "cpu", "--cache", tmp_path / "cache", *sizes]
     train = ["-m", "gpldla", "train", "demo", *options]
     assert command.program(sys.executable, *train, "--devices", 2).codes == [0]
@@ -782,8 +783,8 @@ def test_torchrun_and_the_same_number_agree(tmp_path, fork):
     ("fault", "words"),
     [
         ({"ways": 5}, "An episode of 5 ways needs 5 classes"),
-        ({"validation_ways": 9}, "An episode of 9 ways needs 9 classes"),
-        ({"head": "simpleshot", "base_classifier": "none"}, "Head 'simpleshot' needs a network"),
+        ({"validation.ways": 9}, "An episode of 9 ways needs 9 classes"),
+        ({"head": "simpleshot", "base.classifier": "none"}, "Head 'simpleshot' needs a network"),
         ({"dataset": "cub"}, "cub"),
     ],
 )

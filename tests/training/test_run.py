@@ -219,7 +219,7 @@ def test_what_a_kill_left_of_a_state_goes(tmp_path):
 def test_how_often_is_reported_changes_no_weight(tmp_path):
     seldom, often = (
         run(
-            tiny_recipe(head="relationnet", backbone="conv4snp", log_every=every, validate_every=0),
+            tiny_recipe(head="relationnet", backbone="conv4snp", log_every=every, validation__every=0),
             tmp_path / f"{every}",
         )
         for every in (12, 1)
@@ -236,10 +236,10 @@ class TestWhatValidationCannotDo:
     @pytest.mark.parametrize(
         ("settings", "sentence"),
         [
-            ({"validation_ways": 5}, "For validation .*validation_ways.*: .* ask for fewer ways"),
-            ({"validation_queries": 9}, "For validation .*validation_queries.*: .* ask for fewer"),
-            ({"head_priors": [0.2, 0.8]}, "priors"),
-            ({"head": "maml", "head_ways": 2}, "ways"),
+            ({"validation.ways": 5}, "For .validation. .*ways.*: .* ask for fewer ways"),
+            ({"validation.queries": 9}, "For .validation. .*queries.*: .* ask for fewer"),
+            ({"head.priors": [0.2, 0.8]}, "priors"),
+            ({"head": "maml", "head.ways": 2}, "ways"),
         ],
     )
     def test_is_said_before_the_training(self, tmp_path, nothing_trained, settings, sentence):
@@ -288,11 +288,11 @@ class StopAfter:
 
 def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
     """SIGKILL loses what came after the last checkpoint and nothing else."""
-    recipe = tiny_recipe(episodes=40, validate_every=10, checkpoint_every=10)
+    recipe = tiny_recipe(episodes=40, validation__every=10, checkpoint_every=10)
     code = (
-        "from tests.helpers import tiny_protocol, tiny_recipe; from gpldla import training;"
+        "from tests.helpers import tiny_protocol, tiny_recipe; from gpldla.training import run as training;"
         "training.load_protocol = tiny_protocol;"
-        "training.train(tiny_recipe(episodes=40, validate_every=10, checkpoint_every=10),"
+        "training.train(tiny_recipe(episodes=40, validation__every=10, checkpoint_every=10),"
         f" {str(tmp_path / 'killed')!r}, accelerator='cpu', show_progress=False)"
     )
     process = subprocess.Popen([sys.executable, "-c", code])
@@ -343,7 +343,7 @@ def test_a_half_written_state_is_named(tmp_path):
 
 def test_training_learns(tmp_path):
     """A few episodes are enough to beat the untrained network by far."""
-    run(tiny_recipe(episodes=40, ways=4, queries=5, log_every=10, validate_every=0, ema=0.0), tmp_path)
+    run(tiny_recipe(episodes=40, ways=4, queries=5, log_every=10, validation__every=0, ema=0.0), tmp_path)
     losses = [row["loss"] for row in metrics(tmp_path) if "loss" in row]
     assert losses[-1] < 0.7 * losses[0]
 
@@ -445,7 +445,7 @@ def test_the_network_decays_and_the_prior_does_not(tmp_path):
         for decay in (0.0, 0.5)
     )
     torch.manual_seed(tiny_recipe().seed)
-    start = FewShotModel(tiny_recipe().backbone, tiny_recipe().head)
+    start = FewShotModel(tiny_recipe().backbone, tiny_recipe().head.name)
     for name, weight in start.backbone.named_parameters():
         name = f"backbone.{name}"
         torch.testing.assert_close(plain[name] - decayed[name], 0.005 * weight.detach(), rtol=1e-3, atol=1e-7)

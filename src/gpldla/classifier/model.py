@@ -141,16 +141,16 @@ class FewShotModel(nn.Module):
         query_labels: Tensor,
         n_way: int,
         episodes: int = 1,
-        turns: Tensor | None = None,
+        folds: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the training loss of an episode, or the mean of several, and what the head consumed.
 
         images: prepared, support first, then query [n + q, c, h, w], and one episode after the other.
         BatchNorm sees them together. labels [n], query_labels [q].
-        turns: places [t, n + q] of an episode's images, see `fold_indices`; the loss is their mean
+        folds: indices [folds, n + q] into an episode's images, see `fold_indices`; the loss is their mean
         """
         represented = self.represent(images).unflatten(0, (episodes, -1))  # [episodes, n + q, ...]
-        consumed = represented if turns is None else represented[:, turns].flatten(0, 1)
+        consumed = represented if folds is None else represented[:, folds].flatten(0, 1)
         if len(consumed) == 1:
             consumed = consumed[0]
         else:

@@ -91,7 +91,7 @@ def run_demo(
     command = shlex.join(["gpldla", "demo", *options, "-o", str(folder)])
     write_json(
         results,
-        {"command": command, "version": __version__, "recipe": recipe.flat(), "rows": rows},
+        {"command": command, "version": __version__, "recipe": recipe.as_dict(), "rows": rows},
     )
     write_demo_report(
         report,

@@ -24,7 +24,7 @@ from gpldla.training import checkpoint
 from gpldla.training.checkpoint import TrainingState
 from gpldla.training.metrics import MetricsRecorder
 from gpldla.training.ranks import make_fabric, report_errors_once, report_lost_processes
-from gpldla.training.recipe import Recipe
+from gpldla.training.recipe import HeadSettings, Recipe, flatten, stored_settings
 from gpldla.training.stages import BaseStage, EpisodeStage, RunningMeans, Stage, StageContext, episode_sampler
 from gpldla.utils.errors import UserError
 from gpldla.utils.files import check_writable, exclusive_lock, remove_partial_file
@@ -116,8 +116,9 @@ def _load(recipe: Recipe, data_paths: DataPaths, fabric: Fabric, console: Consol
 
 
 def _check_same_recipe(before: dict[str, Any], recipe: Recipe, folder: Path) -> None:
-    now = recipe.flat()
-    before = Recipe(head=recipe.head).flat() | before  # a setting that did not exist then had its default
+    now = flatten(recipe.as_dict())
+    defaults = flatten(Recipe(head=HeadSettings(recipe.head.name)).as_dict())
+    before = defaults | stored_settings(before)  # a setting that did not exist then had its default
     changed = [
         f"{key} ({before.get(key)!r}, now {now.get(key)!r})"
         for key in sorted(before.keys() | now.keys())
@@ -133,8 +134,8 @@ def _check_same_recipe(before: dict[str, Any], recipe: Recipe, folder: Path) -> 
 def _fresh_model(recipe: Recipe) -> FewShotModel:
     return FewShotModel(
         recipe.backbone,
-        recipe.head,
-        head_options=recipe.head_options,
+        recipe.head.name,
+        head_options=recipe.head.options,
         zoom=recipe.zoom,
         mirrored=recipe.mirrored,
     )
@@ -162,14 +163,15 @@ class _Run:
         try:
             self._validation_task().sampler(self.validation_part, seed=recipe.seed, split="validation")
         except UserError as error:
-            settings = "validation_ways, validation_shots, validation_queries"
-            raise UserError(f"For validation ({settings}): {error}") from None
+            raise UserError(f"For [validation] (ways, shots, queries): {error}") from None
         torch.manual_seed(recipe.seed)
         self.model = _fresh_model(recipe)
         if recipe.start and not resumed:
             _load_start_network(recipe.start, self.model)
         if not list(self.model.parameters()):
-            raise UserError(f"Backbone {recipe.backbone!r} with head {recipe.head!r} has nothing to learn.")
+            raise UserError(
+                f"Backbone {recipe.backbone!r} with head {recipe.head.name!r} has nothing to learn."
+            )
         self._try_head()
         self.model.to(fabric.device)
         if recipe.precision == "64-true":
@@ -282,7 +284,7 @@ class _Run:
         current = self._current_model()
         task = self._validation_task()
         self._fill_base_mean(current)
-        predictions = self._predict(current, task, self.recipe.validation_episodes, "validation")
+        predictions = self._predict(current, task, self.recipe.validation.episodes, "validation")
         if predictions.log_prob.isnan().any():
             self.stage.collect()  # which says so where the loss is no number either
             raise UserError(
@@ -312,7 +314,10 @@ class _Run:
     def _fit_temperature(self) -> None:
         model = self.kept_model()
         predictions = self._predict(
-            model, self._validation_task(), self.recipe.temperature_episodes, "validation-temperature"
+            model,
+            self._validation_task(),
+            self.recipe.validation.temperature_episodes,
+            "validation-temperature",
         )
         self.temperature = fit_temperature(*predictions.flat)
 
@@ -337,9 +342,9 @@ class _Run:
     def _validation_task(self) -> Task:
         recipe = self.recipe
         return Task(
-            recipe.validation_ways,
-            recipe.validation_shots or recipe.shots,
-            recipe.validation_queries,
+            recipe.validation.ways,
+            recipe.validation_shots,
+            recipe.validation.queries,
             recipe.separate_groups,
         )
 
@@ -353,7 +358,7 @@ class _Run:
         model = _fresh_model(recipe)
         model.temperature = self.temperature
         model.info = {
-            "recipe": recipe.flat(),
+            "recipe": recipe.as_dict(),
             "episodes": self.episodes,
             "seconds": round(self.seconds, 1),
             "validation_accuracy": None if self.best_accuracy < 0 else self.best_accuracy,
@@ -379,7 +384,7 @@ class _Run:
         if self.stage.average is not None:
             tensors["averaged"] = self.stage.average.model.state_dict()
         numbers = {
-            "recipe": self.recipe.flat(),
+            "recipe": self.recipe.as_dict(),
             "stage": self.stage_number,
             "done": self.stage.done,
             "best_accuracy": self.best_accuracy,
@@ -425,12 +430,12 @@ def _stages(recipe: Recipe, model: FewShotModel) -> list[partial[Any]]:
     has parameters of its own. A recipe may ask for one without that, as a start for episodes.
     """
     wanted = model.head.base_stage
-    classifier = wanted if recipe.base_classifier == "auto" else recipe.base_classifier
+    classifier = wanted if recipe.base.classifier == "auto" else recipe.base.classifier
     if classifier in (None, "none"):
         if model.head.needs_base_mean:
             raise UserError(
-                f"Head {recipe.head!r} needs a network that was trained on the base classes first;"
-                " leave base_classifier at 'auto'."
+                f"Head {recipe.head.name!r} needs a network that was trained on the base classes first;"
+                " leave base.classifier at 'auto'."
             )
         return [partial(EpisodeStage, frozen_backbone=False)]
     frozen = wanted is not None

@@ -238,9 +238,9 @@ class EpisodeStage(Stage):
         labels = self._sampler.draw(0, 1)
         self._labels, self._query_labels = labels.labels, labels.query_labels
         self._folds = None
-        if recipe.turns > 1:
-            turns = fold_indices(recipe.ways, recipe.shots, recipe.queries, recipe.turns)
-            self._folds = turns.to(context.fabric.device)
+        if recipe.folds > 1:
+            folds = fold_indices(recipe.ways, recipe.shots, recipe.queries, recipe.folds)
+            self._folds = folds.to(context.fabric.device)
         self._graphed = self._make_graphed() if graphs else None
 
     @property
@@ -251,7 +251,7 @@ class EpisodeStage(Stage):
     @property
     def validate_every(self) -> int:
         """Episodes between looks at the validation classes."""
-        return self.context.recipe.validate_every
+        return self.context.recipe.validation.every
 
     def rate_factor(self) -> float:
         """Follow the recipe's schedule."""
@@ -316,7 +316,7 @@ class EpisodeStage(Stage):
         own = len(context.ranks.share(self.episodes_per_update))
         share = own / self.episodes_per_update
         if self.total >= compiled_loss.MIN_UPDATES * self.episodes_per_update:
-            together = own * recipe.turns
+            together = own * recipe.folds
             batch = () if together == 1 else (together,)
             labels, query_labels = (y.expand(*batch, -1) for y in (self._labels, self._query_labels))
             head, backbone = context.model.head, context.model.backbone
@@ -389,8 +389,8 @@ class BaseStage(Stage):
     def __init__(self, context: StageContext, classifier: str) -> None:
         recipe, model = context.recipe, context.model
         counts = context.part.counts
-        self.batches_per_epoch = math.ceil(int(counts.sum()) / recipe.base_batch)
-        batches = max(1, round(recipe.base_epochs * self.batches_per_epoch))
+        self.batches_per_epoch = math.ceil(int(counts.sum()) / recipe.base.batch)
+        batches = max(1, round(recipe.base.epochs * self.batches_per_epoch))
         super().__init__(context, batches, updates=batches)
         self.class_of_image = torch.repeat_interleave(torch.arange(len(counts)), torch.from_numpy(counts))
         self.network = _BaseNetwork(
@@ -398,10 +398,10 @@ class BaseStage(Stage):
         )
         self.network.to(context.fabric.device)
         parameters = self.network.parameters()
-        rate, decay = recipe.base_learning_rate, recipe.base_weight_decay
+        rate, decay = recipe.base.learning_rate, recipe.base.weight_decay
         optimizer: torch.optim.Optimizer = (
             torch.optim.SGD(parameters, rate, momentum=0.9, weight_decay=decay)
-            if recipe.base_optimizer == "sgd"
+            if recipe.base.optimizer == "sgd"
             else torch.optim.Adam(parameters, rate, weight_decay=decay)
         )
         self.base_rates = [rate]
@@ -412,11 +412,11 @@ class BaseStage(Stage):
     @property
     def validate_every(self) -> int:
         """Batches between looks at the validation classes."""
-        return self.context.recipe.base_validate_every * self.batches_per_epoch
+        return self.context.recipe.base.validate_every * self.batches_per_epoch
 
     def rate_factor(self) -> float:
         """Follow the recipe's schedule; "step" is a tenth after half and again after three quarters."""
-        schedule, progress = self.context.recipe.base_schedule, self.done / self.total
+        schedule, progress = self.context.recipe.base.schedule, self.done / self.total
         if schedule == "cosine":
             return 0.5 * (1 + math.cos(math.pi * progress))
         if schedule == "step":
@@ -442,7 +442,7 @@ class BaseStage(Stage):
             scores = self.wrapped(context.apply_augmentations(context.images[numbers], changes)).float()
             loss = F.cross_entropy(scores, labels)
             if not torch.isfinite(loss):
-                raise self._not_finite("base_learning_rate")
+                raise self._not_finite("base.learning_rate")
             context.fabric.backward(loss * share)
             self.window.add("loss", loss.item() * len(own), len(own))
             right = (scores.argmax(-1) == labels).float().sum().item()
