@@ -96,8 +96,8 @@ class TestRun:
         def train_again(*args):
             raise AssertionError("trained again")
 
-        monkeypatch.setattr("gpldla.training.stages.EpisodeStage.update", train_again)
-        monkeypatch.setattr("gpldla.training.stages.BaseStage.update", train_again)
+        monkeypatch.setattr("gpldla.training.episode_stage.EpisodeStage.update", train_again)
+        monkeypatch.setattr("gpldla.training.base_stage.BaseStage.update", train_again)
         again = Comparison(comparison.folder)
         for name, row in comparison.rows.items():
             measured = {key for key in row if key not in ("ms_an_episode", "time_ratio")}

@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 
 from gpldla.classifier.model import FewShotClassifier, FewShotModel
+from gpldla.evaluation import PartEvaluator
 from gpldla.heads import Head, Posterior, register_head
 from gpldla.heads import base as heads_base
 from gpldla.training import checkpoint
@@ -248,15 +249,15 @@ class TestWhatValidationCannotDo:
         assert not (tmp_path / "run").exists()
 
     def test_predictions_that_are_no_numbers_are_no_accuracy(self, tmp_path, monkeypatch):
-        plain = training.PartEvaluator.predict
+        plain = PartEvaluator.predict
 
         def spoilt(self, *args, **options):
             predictions = plain(self, *args, **options)
             predictions.log_prob[0, 0] = torch.nan
             return predictions
 
-        monkeypatch.setattr(training.PartEvaluator, "predict", spoilt)
-        with pytest.raises(UserError, match="validation classes are no numbers after 4 episodes; use other"):
+        monkeypatch.setattr(PartEvaluator, "predict", spoilt)
+        with pytest.raises(UserError, match="validation classes are NaN after 4 episodes; use other"):
             run(tiny_recipe(), tmp_path)
 
 
@@ -302,7 +303,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert checkpoint.TrainingState.read(state.parent).numbers["done"] % 10 == 0
+    assert checkpoint.TrainingState.read(state.parent).values["done"] % 10 == 0
     resumed = run(recipe, tmp_path / "killed")
     whole = run(recipe, tmp_path / "whole")
     for name, tensor in whole.model.state_dict().items():
@@ -332,7 +333,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     assert process.returncode == 130
     assert "the same command goes on from here" in errors
     assert "Traceback" not in errors
-    assert checkpoint.TrainingState.read(tmp_path / "run").numbers["done"] > 0
+    assert checkpoint.TrainingState.read(tmp_path / "run").values["done"] > 0
 
 
 def test_a_half_written_state_is_named(tmp_path):
@@ -468,7 +469,7 @@ class TestDamagedFolders:
     @staticmethod
     def change(folder, changed):
         state = checkpoint.TrainingState.read(folder)
-        changed(state.tensors, state.numbers)
+        changed(state.tensors, state.values)
         state.write(folder)
 
     def test_half_a_line_of_metrics_does_no_harm(self, half):
@@ -490,7 +491,7 @@ class TestDamagedFolders:
     )
     def test_a_state_that_is_not_whole_is_named(self, half, changed):
         self.change(half, changed)
-        with pytest.raises(UserError, match="is not the whole state of this training"):
+        with pytest.raises(UserError, match="is not a complete state of this training"):
             run(tiny_recipe(), half)
 
     @pytest.mark.parametrize("numbers", [5, None, {"recipe": "x"}])

@@ -13,11 +13,13 @@ from rich.console import Console
 from gpldla.classifier.model import FewShotModel
 from gpldla.data import Part
 from gpldla.training import run as training
+from gpldla.training.base_stage import BaseStage
 from gpldla.training.checkpoint import TrainingState
+from gpldla.training.episode_stage import EpisodeStage
 from gpldla.training.metrics import METRICS
 from gpldla.training.recipe import BaseSettings, flatten, make_recipe
 from gpldla.training.run import train
-from gpldla.training.stages import BaseStage, EpisodeStage, StageContext
+from gpldla.training.stage import StageContext
 from gpldla.utils.errors import UserError
 from tests.helpers import tiny_protocol, tiny_recipe, tiny_set, whole
 
@@ -222,7 +224,7 @@ def before_and_after_episodes(recipe, folder):
     with stop_after(BATCHES):
         run(recipe, folder)
     state = TrainingState.read(folder)
-    assert (state.numbers["stage"], state.numbers["done"]) == (0, BATCHES)
+    assert (state.values["stage"], state.values["done"]) == (0, BATCHES)
     assert differing(state.tensors["best"], state.tensors["model"], "backbone."), "the best is not the last"
     assert run(recipe, folder).episodes == EPISODES
     return state.tensors["best"], TrainingState.read(folder).tensors["model"]
@@ -499,7 +501,7 @@ def test_a_checkpoint_with_the_older_names_of_settings_resumes(tmp_path, trained
     flat = {OLD_NAMES.get(name, name.replace(".", "_")): value for name, value in settings.items()}
     assert flat["head"] == "gpldla"
     assert flat["base_classifier"] == "cosine"
-    state.numbers["recipe"] = flat
+    state.values["recipe"] = flat
     state.write(tmp_path)
     assert_ends_like(tmp_path, run(recipe, tmp_path), trained(**VARIANTS["start"]))
 
@@ -510,8 +512,8 @@ def test_a_checkpoint_from_before_there_were_stages_resumes(tmp_path, trained):
     with stop_after(3):
         run(recipe, tmp_path)
     state = TrainingState.read(tmp_path)
-    del state.numbers["stage"]
-    state.numbers["recipe"] = {
+    del state.values["stage"]
+    state.values["recipe"] = {
         OLD_NAMES.get(key, key.replace(".", "_")): value
         for key, value in flatten(recipe.as_dict()).items()
         if not key.startswith("base.")

@@ -1,7 +1,7 @@
 """FewShotModel: backbone, head and preprocessing as one thing to train, save, load and adapt."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,12 +142,14 @@ class FewShotModel(nn.Module):
         n_way: int,
         episodes: int = 1,
         folds: Tensor | None = None,
+        loss: Callable[..., Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the training loss of an episode, or the mean of several, and what the head consumed.
 
         images: prepared, support first, then query [n + q, c, h, w], and one episode after the other.
         BatchNorm sees them together. labels [n], query_labels [q].
         folds: indices [folds, n + q] into an episode's images, see `fold_indices`; the loss is their mean
+        loss: called in place of `head.loss`, such as the same compiled
         """
         represented = self.represent(images).unflatten(0, (episodes, -1))  # [episodes, n + q, ...]
         consumed = represented if folds is None else represented[:, folds].flatten(0, 1)
@@ -159,10 +161,11 @@ class FewShotModel(nn.Module):
         # The head's matrices are tiny and its accuracy matters: no reduced precision there.
         with torch.autocast(images.device.type, enabled=False):
             support, query = consumed.split(counts, dim=labels.dim() - 1)
-            loss = self.head.loss(
+            loss_function = self.head.loss if loss is None else loss
+            mean_loss = loss_function(
                 support, labels, query, query_labels, n_way, backbone=self._adaptable_backbone()
             )
-        return loss, (represented[0] if episodes == 1 else represented).detach()
+        return mean_loss, (represented[0] if episodes == 1 else represented).detach()
 
     def _adaptable_backbone(self) -> Backbone | None:
         return self.backbone if self.head.consumes == "backbone" else None

@@ -47,7 +47,6 @@ class GPLDLAAuto(GPLDLA):
     """
 
     base_stage = "linear"
-    capturable = False  # it looks at the values of a task
 
     def __init__(
         self,
@@ -119,6 +118,10 @@ class GPLDLAAuto(GPLDLA):
         with torch.no_grad():
             beta = self.choose_beta(support, member, space, labelled)
         return self.posterior_in_space(space, labelled, beta, self.log_beta_b.exp().to(support.dtype))
+
+    def capturable(self) -> bool:
+        """Return False: the values of a task decide what is computed."""
+        return False
 
     def posterior_in_space(
         self, space: TaskSpace, labelled: LabelledFeatures, beta: Tensor, beta_b: Tensor
