@@ -55,7 +55,7 @@ def run_comparison(
             comparison_recipe(method, fast=fast, seed=seed),
             folder / ("compare-fast" if fast else "compare") / method.name,
             accelerator="cpu",
-            data_paths=data_paths,
+            protocol=protocol,
             console=console,
             show_progress=console.is_terminal,
         )

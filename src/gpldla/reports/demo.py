@@ -68,7 +68,9 @@ def run_demo(
     }
 
     model_folder = folder / ("model-fast" if fast else "model")
-    trained = train(recipe, model_folder, accelerator="cpu", data_paths=data_paths, console=console)
+    trained = train(
+        recipe, model_folder, accelerator="cpu", protocol=protocols[recipe.dataset], console=console
+    )
     if not trained.finished:
         raise KeyboardInterrupt
     model = trained.model

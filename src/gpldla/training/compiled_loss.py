@@ -27,7 +27,7 @@ def compile_loss(
     support, query = torch.split(represented, counts, dim=len(batch))  # as `FewShotModel.forward` cuts it
     try:
         compiled: LossFunction = torch.compile(plain, dynamic=False)
-        compiled(support, labels, query, query_labels, n_way, backbone=None).backward()
+        torch.autograd.backward(compiled(support, labels, query, query_labels, n_way, backbone=None))
     except Exception as error:  # whatever the compiler ran into, the plain loss is right
         warnings.warn(
             f"The head's loss could not be compiled ({error}); it runs without compilation.", stacklevel=2

@@ -17,7 +17,7 @@ from gpldla.classifier.model import FewShotModel
 from gpldla.data.part_images import PartImages
 from gpldla.training.batch_norm import BatchNormSchedule
 
-WARMUP_UPDATES = 3  # ordinary ones, in which libraries set up what they need
+WARMUP_UPDATES = 3  # run eagerly: libraries allocate what they need in them
 
 
 class GraphedUpdate:
@@ -31,7 +31,7 @@ class GraphedUpdate:
 
     @staticmethod
     def is_supported(model: FewShotModel, device: torch.device) -> bool:
-        """Say whether updates of this model can be recorded."""
+        """Return whether updates of this model can be recorded on this device."""
         return device.type == "cuda" and model.head.capturable()
 
     def __init__(

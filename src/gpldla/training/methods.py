@@ -40,7 +40,7 @@ class Method:
 
 
 def is_head_option(name: str) -> bool:
-    """Say whether a recipe's setting is an option of its head."""
+    """Return whether a setting, by dotted name, is an option of the head."""
     return name.startswith("head.") and name != "head.name"
 
 

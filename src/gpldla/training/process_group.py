@@ -17,10 +17,8 @@ from typing import Any, cast
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.strategies.ddp import DDPStrategy
-from lightning_fabric.strategies.launchers.subprocess_script import (
-    _set_num_threads_if_needed,
-    _SubprocessScriptLauncher,
-)
+from lightning_fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning_fabric.utilities.distributed import _set_num_threads_if_needed
 from torch import Tensor, nn
 
 from gpldla.utils.errors import RunError, UserError
