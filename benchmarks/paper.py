@@ -26,6 +26,8 @@ from gpldla.classifier.calibration import apply_temperature, fit_temperature, re
 from gpldla.classifier.model import FewShotModel
 from gpldla.data import Access, Protocol, load_protocol
 from gpldla.evaluation import Predictions, ProtocolEvaluator, Task
+from gpldla.training.recipe import stored_settings
+from gpldla.training.setting_names import set_options
 from gpldla.utils.devices import torch_device
 from gpldla.utils.files import read_json, write_json
 from gpldla.utils.provenance import provenance
@@ -56,10 +58,8 @@ class Training:
         command = ["gpldla", "train", self.recipe, "-o", str(folder), "--seed", str(seed)]
         if self.method != "gpldla":
             command += ["--method", self.method]
-        settings = {"start": folder.parent / f"{self.start}-seed0"} if self.start else {}
-        for key, value in (self.set | settings).items():
-            command += ["--set", f"{key}={value}"]
-        return command
+        start = {"start": folder.parent / f"{self.start}-seed0"} if self.start else {}
+        return command + set_options(self.set | start)
 
 
 def plan(patterns: list[str]) -> list[Training]:
@@ -102,7 +102,7 @@ def run(training: Training, seed: int, runs: Path) -> str:
 def trained(folder: Path) -> tuple[FewShotModel, Protocol, Task]:
     """Return a trained model, what it is to be measured on, and the task that it was chosen for."""
     model = FewShotModel.from_pretrained(folder).to(torch_device("auto"))
-    recipe = model.info["recipe"]
+    recipe = stored_settings(model.info["recipe"])
     protocol = load_protocol(
         recipe["dataset"],
         size=model.preprocessing.size,
@@ -110,13 +110,13 @@ def trained(folder: Path) -> tuple[FewShotModel, Protocol, Task]:
         parts=("validation", "novel"),
         access=Access(),
     )
-    return model, protocol, Task(5, recipe["validation_shots"] or recipe["shots"], 15)
+    return model, protocol, Task(5, recipe["validation.shots"] or recipe["shots"], 15)
 
 
 def measure(training: Training, folder: Path) -> None:
     """Measure a trained model as the paper does, and leave the numbers beside it."""
     model, protocol, task = trained(folder)
-    recipe = model.info["recipe"]
+    recipe = stored_settings(model.info["recipe"])
     evaluator = ProtocolEvaluator(model, protocol)
     result = evaluator.evaluate(task, episodes=training.episodes)
     numbers = {

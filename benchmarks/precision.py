@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from gpldla import kernels
 from gpldla.classifier.model import FewShotModel
 from gpldla.data import Access, load_protocol
 from gpldla.evaluation import PartEvaluator, ProtocolEvaluator, Task
-from gpldla.training.graphed_update import GraphedUpdate
 from gpldla.training.recipe import read_recipe
 from gpldla.training.run import train
+from gpldla.training.stage import Acceleration
 from gpldla.utils.provenance import provenance
 
 WAYS = {"plain": "32-true", "fast": "bf16-mixed"}
@@ -41,14 +42,14 @@ def train_and_evaluate(way: str, seed: int, episodes: int, folder: Path) -> dict
         "precision": WAYS[way],
         "episodes": episodes,
         "seed": seed,
-        "validate_every": max(1, episodes // 5),
+        "validation.every": max(1, episodes // 5),
         "checkpoint_every": episodes,
     }
     recipe = read_recipe("cub", settings)
-    if way == "plain":  # neither graphs nor kernels
-        GraphedUpdate.is_supported = lambda *_: False  # type: ignore[method-assign]
-        kernels.usable_for = lambda tensor: False
-    result = train(recipe, folder, accelerator="cuda", show_progress=False)
+    plain = way == "plain"  # neither graphs nor kernels
+    acceleration = Acceleration(graphs=not plain)
+    with kernels.USE.disabled() if plain else nullcontext():
+        result = train(recipe, folder, accelerator="cuda", acceleration=acceleration, show_progress=False)
     protocol = load_protocol(
         "cub", size=84, side=recipe.stored_side, parts=("validation", "novel"), access=Access()
     )

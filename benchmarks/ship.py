@@ -25,7 +25,7 @@ from gpldla.data.catalog import find_set, sources_of
 from gpldla.data.sets import StoredSet
 from gpldla.reports.plots import training_curve
 from gpldla.training.metrics import METRICS
-from gpldla.training.recipe import Recipe
+from gpldla.training.recipe import HeadSettings, Recipe, flatten, stored_settings
 from gpldla.utils.errors import UserError
 from gpldla.utils.files import check_writable, read_json, write_atomically, write_json, write_tensors
 
@@ -131,7 +131,7 @@ def _curve(run: Path, name: str, model: FewShotModel) -> bytes:
     if not (run / METRICS).is_file():
         raise UserError(f"There is no file {run / METRICS}; ship the folder that the training left.")
     lines = [json.loads(line) for line in (run / METRICS).read_text("utf-8").splitlines()]
-    recipe = model.info["recipe"]
+    recipe = stored_settings(model.info["recipe"])
     return training_curve(
         [line for line in lines if "episode" in line],  # others are of a base stage
         name,
@@ -167,16 +167,16 @@ def _card(name: str, model: FewShotModel, n_bytes: int) -> str:
             one_set=len({part["set"] for part in parts}) == 1,
             parts=parts,
             sets=_sets(measured["dataset"]),
-            validation_task=_validation_task(model.info["recipe"]),
+            validation_task=_validation_task(stored_settings(model.info["recipe"])),
             duration=_duration(model.info["seconds"]),
-            settings=_settings(model.info["recipe"]),
+            settings=_settings(stored_settings(model.info["recipe"])),
         )
     except (KeyError, UndefinedError) as error:
         raise UserError(f"The run lacks what the card has to say ({error}); measure it again.") from None
 
 
 def _validation_task(recipe: dict[str, Any]) -> str:
-    return f"{recipe['validation_ways']}-way {recipe['validation_shots'] or recipe['shots']}-shot"
+    return f"{recipe['validation.ways']}-way {recipe['validation.shots'] or recipe['shots']}-shot"
 
 
 def _row(label: str, measured: dict[str, Any]) -> dict[str, Any]:
@@ -220,9 +220,9 @@ def _duration(seconds: float) -> str:
 
 
 def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a recipe that are not the default."""
-    usual = Recipe(head=recipe["head"]).flat()
-    return {name: value for name, value in recipe.items() if name not in usual or usual[name] != value}
+    """Return the settings of a recipe, by dotted name, that are not the default."""
+    defaults = flatten(Recipe(head=HeadSettings(recipe["head.name"])).as_dict())
+    return {name: value for name, value in recipe.items() if name not in defaults or defaults[name] != value}
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ SETTINGS = {
     "smallest_crop": 0.08,
     "episodes": 5_000,
     "ema": 0.998,
-    "validation_episodes": 1_000,
+    "validation.episodes": 1_000,
 }
 
 

@@ -34,24 +34,28 @@ def tiny_protocol(*args, **options) -> Protocol:
     return Protocol("tiny", parts)
 
 
-def tiny_recipe(**settings):
-    """A training of a second on `tiny_protocol`."""
+def tiny_recipe(head="gpldla", **settings):
+    """A training of a second on `tiny_protocol`.
+
+    head: its name; settings: dotted names as in {"head.power": 0.7}, or head__power=0.7
+    """
     defaults = {
         "dataset": "glyphs",
         "ways": 3,
         "shots": 1,
         "queries": 2,
         "episodes": 12,
-        "validate_every": 4,
-        "validation_episodes": 4,
-        "validation_ways": 3,
-        "validation_queries": 3,
-        "temperature_episodes": 4,
+        "validation.every": 4,
+        "validation.episodes": 4,
+        "validation.ways": 3,
+        "validation.queries": 3,
+        "validation.temperature_episodes": 4,
         "log_every": 2,
         "checkpoint_every": 4,
         "ema": 0.5,
     }
-    return make_recipe({**defaults, **settings})
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    return make_recipe({**defaults, "head.name": head, **given})
 
 
 def call(*arguments):

@@ -2,26 +2,28 @@
 
 import json
 import statistics
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from gpldla import kernels
-from gpldla.backbones.episode_blocks import set_batch_episodes
+from gpldla.backbones.episode_blocks import EpisodeBatches
 from gpldla.classifier.model import FewShotModel
 from gpldla.data.episodes import EpisodeSampler
 from gpldla.evaluation import PartEvaluator, Task
 from gpldla.heads import create_head, list_heads
 from gpldla.heads.base import head_class
 from gpldla.heads.gp import predictive
-from gpldla.training import checkpoint, compiled_loss
+from gpldla.training import checkpoint
 from gpldla.training import run as training
 from gpldla.training.checkpoint import TrainingState
 from gpldla.training.compiled_loss import compile_loss
+from gpldla.training.episode_stage import EpisodeStage
 from gpldla.training.graphed_update import GraphedUpdate
 from gpldla.training.metrics import METRICS
 from gpldla.training.run import train
-from gpldla.training.stages import EpisodeStage
+from gpldla.training.stage import Acceleration
 from gpldla.utils.errors import UserError
 from tests.heads.head_contract import random_episode
 from tests.helpers import tiny_protocol, tiny_recipe, tiny_set, whole
@@ -137,21 +139,21 @@ def recorded(monkeypatch):
 
 def graphed_recipe(head="protonet", episodes_per_update=1, updates=10, **settings):
     if head in ("gpldla", "laplace", "lda") and episodes_per_update > 1:
-        settings = {"head_predictive": "probit", **settings}  # noise is drawn for all episodes at once
+        settings = {"head.predictive": "probit", **settings}  # noise is drawn for all episodes at once
     defaults = {
         "head": head,
         "episodes_per_update": episodes_per_update,
         "episodes": updates * episodes_per_update,
         "log_every": episodes_per_update,
-        "validate_every": 5 * episodes_per_update,
+        "validation.every": 5 * episodes_per_update,
         "checkpoint_every": 4 * episodes_per_update,
         "learning_rate": 1e-4,  # Adam turns rounding errors into steps of this size
     }
     return tiny_recipe(**{**defaults, **settings})
 
 
-def on_gpu(recipe, folder):
-    return train(recipe, folder, accelerator="cuda", show_progress=False)
+def on_gpu(recipe, folder, **options):
+    return train(recipe, folder, accelerator="cuda", show_progress=False, **options)
 
 
 def plainly(recipe, folder, nudge=0.0):
@@ -165,10 +167,9 @@ def plainly(recipe, folder, nudge=0.0):
                 weights.mul_(1 + nudge * torch.randn_like(weights))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GraphedUpdate, "is_supported", staticmethod(lambda model, device: False))
         if nudge:
             patch.setattr(FewShotModel, "__init__", start_nudged)
-        return on_gpu(recipe, folder)
+        return on_gpu(recipe, folder, acceleration=Acceleration(graphs=False))
 
 
 def assert_same_losses(graphed, plain, recipe, tolerance=1e-3):
@@ -206,7 +207,7 @@ def last_weights(folder, group="model"):
 
 @pytest.mark.parametrize("backbone", ["conv4s", "conv4", "resnet10"])
 @pytest.mark.parametrize("head", ["gpldla", "protonet"])
-@pytest.mark.parametrize(("episodes_an_update", "ema"), [(1, 0.5), (3, 0.5), (3, 0.0)])
+@pytest.mark.parametrize(("episodes_per_update", "ema"), [(1, 0.5), (3, 0.5), (3, 0.0)])
 def test_graphed_training_is_plain_training(
     tmp_path, exact, recorded, backbone, head, episodes_per_update, ema
 ):
@@ -238,9 +239,9 @@ def test_graphed_training_of_other_heads_is_plain_training(tmp_path, exact, reco
     "settings",
     [
         {"weight_decay": 0.1},
-        {"turns": 2},
-        {"head_power": 0.7},
-        {"head_power": 0.7, "head_training_power": 1.0},
+        {"folds": 2},
+        {"head.power": 0.7},
+        {"head.power": 0.7, "head.training_power": 1.0},
     ],
 )
 def test_graphed_training_with_options_is_plain_training(tmp_path, exact, recorded, settings):
@@ -257,9 +258,9 @@ def test_gradients_by_kernels_are_as_exact_as_plain_ones(exact, backbone, size):
 
     def gradient(model, images, labels, by_kernels=False):
         model.zero_grad()
-        assert set_batch_episodes(model.train().backbone, int(by_kernels)) or not by_kernels
-        support, query = model.backbone(images).split([6, 12])
-        model.head.loss(support, labels[:6], query, labels[6:], 3).backward()
+        with EpisodeBatches(model.train().backbone).of(1) if by_kernels else nullcontext():
+            support, query = model.backbone(images).split([6, 12])
+            model.head.loss(support, labels[:6], query, labels[6:], 3).backward()
         # Nothing reaches a bias before BatchNorm.
         return torch.cat([p.grad.double().flatten() for p in model.backbone.parameters() if p.ndim > 1])
 
@@ -289,7 +290,7 @@ def test_graphed_training_is_plain_training_in_every_precision(tmp_path, exact, 
 
 
 @pytest.mark.parametrize("stop_after", [2, 5, 8])
-@pytest.mark.parametrize(("backbone", "episodes_an_update"), [("conv4s", 1), ("conv4", 3), ("resnet10", 2)])
+@pytest.mark.parametrize(("backbone", "episodes_per_update"), [("conv4s", 1), ("conv4", 3), ("resnet10", 2)])
 def test_graphed_training_resumes(
     tmp_path, monkeypatch, exact, recorded, backbone, episodes_per_update, stop_after
 ):
@@ -315,7 +316,7 @@ def test_a_last_update_of_fewer_episodes_goes_the_plain_way(tmp_path, monkeypatc
     monkeypatch.setattr(
         EpisodeStage,
         "_update_eagerly",
-        lambda self, own, size: ways.append((list(own), size)) or plain_update(self, own, size),
+        lambda self, local, size: ways.append((list(local), size)) or plain_update(self, local, size),
     )
     on_gpu(recipe, tmp_path / "graphed")
     assert recorded == [3] * 4
@@ -327,9 +328,9 @@ def test_a_last_update_of_fewer_episodes_goes_the_plain_way(tmp_path, monkeypatc
 @pytest.mark.parametrize("backbone", ["conv4s", "resnet10"])
 def test_a_loss_that_is_no_number_is_noticed_at_the_next_report(tmp_path, exact, backbone):
     recipe = graphed_recipe(
-        backbone=backbone, learning_rate=1e30, log_every=6, checkpoint_every=10, validate_every=0
+        backbone=backbone, learning_rate=1e30, log_every=6, checkpoint_every=10, validation__every=0
     )
-    with pytest.raises(UserError, match="The loss is not a number any more after 6 episodes; use a smaller"):
+    with pytest.raises(UserError, match="The loss is not finite after 6 episodes; use a smaller"):
         on_gpu(recipe, tmp_path)
     assert not (tmp_path / checkpoint.FILE).exists()
 
@@ -349,25 +350,25 @@ def test_metrics_of_graphed_training(tmp_path, exact):
     ("head", "options"),
     [
         *((name, {}) for name in list_heads()),
-        ("gpldla", {"head_predictive": "mc"}),
-        ("gpldla", {"head_predictive": "qmc"}),
-        ("gpldla", {"head_predictive": "quadrature"}),
-        ("gpldla", {"head_priors": "uniform"}),
-        ("gpldla", {"head_priors": [1.0, 2.0, 3.0]}),
-        ("gpldla-auto", {"base_classifier": "none"}),
-        ("protonet", {"head_normalize": True}),
+        ("gpldla", {"head.predictive": "mc"}),
+        ("gpldla", {"head.predictive": "qmc"}),
+        ("gpldla", {"head.predictive": "quadrature"}),
+        ("gpldla", {"head.priors": "uniform"}),
+        ("gpldla", {"head.priors": [1.0, 2.0, 3.0]}),
+        ("gpldla-auto", {"base.classifier": "none"}),
+        ("protonet", {"head.normalize": True}),
     ],
 )
 def test_every_head_trains(tmp_path, exact, head, options):
     """Whether recorded or not; also past the update that records."""
-    recipe = graphed_recipe(head, 2, updates=6, base_epochs=1, base_batch=16, **options)
+    recipe = graphed_recipe(head, 2, updates=6, base__epochs=1, base__batch=16, **options)
     result = on_gpu(recipe, tmp_path)
     assert result.finished
     assert all(t.isfinite().all() for t in result.model.state_dict().values())
 
 
 def test_a_head_that_cannot_be_recorded_takes_the_plain_path(tmp_path, monkeypatch, exact, recorded):
-    monkeypatch.setattr(head_class("protonet"), "capturable", False)
+    monkeypatch.setattr(head_class("protonet"), "capturable", lambda head: False)
     on_gpu(graphed_recipe(), tmp_path)
     assert recorded == []
 
@@ -380,7 +381,7 @@ def test_where_triton_fails_plain_operations_train(tmp_path, monkeypatch, exact,
         raise RuntimeError("no C compiler")
 
     plainly(graphed_recipe(), tmp_path / "plain")
-    monkeypatch.setattr(kernels, "_failures", [])
+    monkeypatch.setattr(kernels, "USE", kernels.KernelUse())
     monkeypatch.setattr(first_block, "convolve_normalise_relu_pool", broken)
     with pytest.warns(UserWarning, match=r"Triton failed \(no C compiler\)"):
         on_gpu(graphed_recipe(), tmp_path / "graphed")
@@ -395,24 +396,24 @@ def test_the_compiled_loss_is_the_loss(name, options, count):
     inputs = [(t if count else t[0]).cuda() for t in episodes_of_features(3)]
     labels, query_labels = inputs[2:]
 
-    def loss_and_gradients():
+    def loss_and_gradients(function):
         head.zero_grad()
         support, query = (t.clone().requires_grad_() for t in inputs[:2])
-        loss = head.loss(support, labels, query, query_labels, 3, backbone=None)
+        loss = function(support, labels, query, query_labels, 3, backbone=None)
         loss.backward()
         return [loss.detach(), *(t.grad.clone() for t in (support, query, *head.parameters()))]
 
-    plain = loss_and_gradients()
-    assert compile_loss(head, labels, query_labels, 3, (8,))
-    for ours, expected in zip(loss_and_gradients(), plain, strict=True):
+    plain = loss_and_gradients(head.loss)
+    compiled = compile_loss(head, labels, query_labels, 3, (8,))
+    assert compiled != head.loss
+    for ours, expected in zip(loss_and_gradients(compiled), plain, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("turns", [1, 2])
-def test_training_with_a_compiled_loss_is_training(tmp_path, monkeypatch, exact, recorded, turns):
-    recipe = graphed_recipe("gpldla", 3, turns=turns)
+@pytest.mark.parametrize("folds", [1, 2])
+def test_training_with_a_compiled_loss_is_training(tmp_path, exact, recorded, folds):
+    recipe = graphed_recipe("gpldla", 3, folds=folds)
     on_gpu(recipe, tmp_path / "plain")
-    monkeypatch.setattr(compiled_loss, "MIN_UPDATES", 1)
-    on_gpu(recipe, tmp_path / "compiled")
+    on_gpu(recipe, tmp_path / "compiled", acceleration=Acceleration(compile_from_updates=1))
     assert len(recorded) == 20
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)

@@ -15,9 +15,9 @@ SHORT = {
     "ways": 5,
     "episodes": 2,
     "queries": 2,
-    "validation_episodes": 2,
-    "validation_queries": 2,
-    "temperature_episodes": 2,
+    "validation.episodes": 2,
+    "validation.queries": 2,
+    "validation.temperature_episodes": 2,
     "log_every": 1,
 }
 BACKBONE = {protocol: "conv4s" if protocol == "omniglot-emnist" else "conv4" for protocol in PROTOCOLS}
@@ -59,7 +59,7 @@ def test_a_recipe_of_the_same_name_trains_and_is_evaluated(
 
 @pytest.mark.parametrize("backbone", ["resnet10", "resnet18", "resnet18-84"])
 def test_residual_networks_train_too(run, small_root, tmp_path, backbone):
-    small = (f"backbone={backbone}", "episodes=1", "ways=2", "validation_ways=2", "queries=1")
+    small = (f"backbone={backbone}", "episodes=1", "ways=2", "validation.ways=2", "queries=1")
     numbers = train_and_eval(run, small_root, tmp_path / "cache", tmp_path / "run", "cub", *small, ways=2)
     assert numbers["ways"] == 2
 

@@ -32,7 +32,7 @@ MAP_VALUES_PER_CHUNK = {"cpu": 1 << 24, "cuda": 1 << 28}
 
 @dataclass(frozen=True)
 class Task:
-    """The shape of the episodes that a model is tested on."""
+    """The shape of the episodes that a model is evaluated on."""
 
     ways: int = 5
     shots: int = 1
@@ -42,7 +42,7 @@ class Task:
     def sampler(
         self, part: Part, *, seed: int, split: str, device: torch.device | str = "cpu"
     ) -> EpisodeSampler:
-        """Return what draws such episodes from a part."""
+        """Return the sampler of such episodes from a part."""
         return EpisodeSampler(
             part,
             ways=self.ways,
@@ -57,7 +57,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model said on many episodes: log_prob [E, q, ways], labels [q]."""
+    """What a model predicts for many episodes: log_prob [E, q, ways], labels [q]."""
 
     log_prob: Tensor
     labels: Tensor
@@ -69,35 +69,32 @@ class Predictions:
 
 
 class PartEvaluator:
-    """A model's view of one part: represents each image once, when an episode first needs it."""
+    """Evaluates a model on one part: represents each image once, when an episode first needs it."""
 
     def __init__(self, model: FewShotModel, part: Part, images: PartImages | None = None) -> None:
-        """Look at a part; `images`: its images as they are kept from look to look."""
+        """Leave the model in evaluation mode; `images`: those of the part, if kept elsewhere."""
         self.model, self.part = model.eval(), part
         self._images = images or PartImages(part, model.device, keep=False)
-        self._row = torch.full((len(part.indices),), -1)  # of each image in _represented; -1: not there yet
+        self._row = torch.full((len(part.indices),), -1)  # of each image in _represented; -1: none yet
         self._represented: Tensor | None = None
 
     @torch.no_grad()
     def predict(self, task: Task, *, episodes: int, seed: int, split: str, first: int = 0) -> Predictions:
-        """Answer episodes first .. first + episodes - 1 of (seed, split).
+        """Predict episodes first .. first + episodes - 1 of (seed, split).
 
         Monte Carlo draws follow `seed` too.
         """
         drawn = task.sampler(self.part, seed=seed, split=split).draw(first, episodes)
-        represented = self._represent(torch.cat([drawn.support, drawn.query], dim=1).unique())
+        represented = self._represent(torch.cat([drawn.support, drawn.query], dim=1))
         device = represented.device
-        support_rows, query_rows = (self._row[numbers] for numbers in (drawn.support, drawn.query))
+        support_rows, query_rows = (self._row[images] for images in (drawn.support, drawn.query))
         labels = drawn.labels.to(device)
-        at_once = max(1, _limit(PROBS_PER_CHUNK, device) // (task.queries * task.ways**2))
-        if represented.ndim > 2:  # maps or images, which a head may compare pair by pair
-            pairs = task.ways * (task.shots + task.queries) * task.ways
-            an_episode = pairs * represented[0].numel()
-            at_once = max(1, min(at_once, _limit(MAP_VALUES_PER_CHUNK, device) // an_episode))
+        chunk_size = _episodes_per_chunk(task, represented)
+        chunks = zip(torch.split(support_rows, chunk_size), torch.split(query_rows, chunk_size))
         answers = []
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             torch.manual_seed(seed)
-            for support, query in zip(support_rows.split(at_once), query_rows.split(at_once)):
+            for support, query in chunks:
                 posterior = self.model.posterior(
                     represented[support.to(device)], labels.expand(len(support), -1), task.ways
                 )
@@ -108,13 +105,14 @@ class PartEvaluator:
     def one_episode(self, task: Task, *, seed: int, split: str) -> tuple[Tensor, Tensor, Tensor]:
         """Return what the head consumes in one episode: support [n, ...], labels [n] and query [q, ...]."""
         drawn = task.sampler(self.part, seed=seed, split=split).draw(0, 1)
-        represented = self._represent(torch.cat([drawn.support[0], drawn.query[0]]).unique())
+        represented = self._represent(torch.cat([drawn.support[0], drawn.query[0]]))
         labels = drawn.labels.to(represented.device)
         return represented[self._row[drawn.support[0]]], labels, represented[self._row[drawn.query[0]]]
 
-    def _represent(self, numbers: Tensor) -> Tensor:
-        """Return what is represented so far, with the images of these numbers among it."""
-        new = numbers[self._row[numbers] < 0]
+    def _represent(self, indices: Tensor) -> Tensor:
+        """Return what is represented so far, with the images of these indices among it."""
+        indices = torch.unique(indices)
+        new = indices[self._row[indices] < 0]
         known = [] if self._represented is None else [self._represented]
         known += [self.model.represent(images) for images in _image_chunks(self.model, self._images, new)]
         self._represented = torch.cat(known)
@@ -124,7 +122,7 @@ class PartEvaluator:
 
 @torch.no_grad()
 def mean_feature(model: FewShotModel, part: Part) -> Tensor:
-    """Return the mean feature of all images of a part, [d]."""
+    """Return the mean feature of all images of a part, [d]; leaves the model in evaluation mode."""
     model.eval()
     everything = torch.arange(len(part.indices))
     total = sum(
@@ -134,13 +132,23 @@ def mean_feature(model: FewShotModel, part: Part) -> Tensor:
     return cast(Tensor, total) / len(everything)
 
 
-def _image_chunks(model: FewShotModel, images: PartImages, numbers: Tensor) -> Iterator[Tensor]:
-    """Yield images as the network wants them, a chunk at a time: the store may be larger than memory."""
+def _episodes_per_chunk(task: Task, represented: Tensor) -> int:
+    """Return how many episodes to predict at once; represented [n, ...]."""
+    device = represented.device
+    size = _limit(PROBS_PER_CHUNK, device) // (task.queries * task.ways**2)
+    if represented.ndim > 2:  # maps or images, which a head may compare pair by pair
+        pairs = task.ways * (task.shots + task.queries) * task.ways
+        size = min(size, _limit(MAP_VALUES_PER_CHUNK, device) // (pairs * represented[0].numel()))
+    return max(1, size)
+
+
+def _image_chunks(model: FewShotModel, images: PartImages, indices: Tensor) -> Iterator[Tensor]:
+    """Yield preprocessed images in chunks: the store may be larger than memory."""
     device, size = model.device, model.preprocessing.size
     most = _limit(IMAGES_PER_CHUNK, device)
     fitting = max(1, GPU_PIXELS_PER_CHUNK // size**2)
     at_once = cpu_batch_size(size, most) if device.type == "cpu" else min(most, fitting)
-    for chunk in numbers.split(at_once) if len(numbers) else ():  # a GPU cannot resize no images
+    for chunk in torch.split(indices, at_once) if len(indices) else ():  # a GPU cannot resize 0 images
         yield evaluation_images(images[chunk], model.preprocessing)
 
 
@@ -157,7 +165,7 @@ class Evaluation:
 
 
 class ProtocolEvaluator:
-    """A model's view of a protocol; represents the images of each part once, for any number of tasks."""
+    """Evaluates a model on a protocol; represents the images of each part once, for any number of tasks."""
 
     def __init__(self, model: FewShotModel, protocol: Protocol) -> None:
         self.model, self.protocol = model, protocol
@@ -170,7 +178,7 @@ class ProtocolEvaluator:
         return self._parts[name]
 
     def _can_validate(self, task: Task) -> bool:
-        """Say whether there are validation classes, enough of them, and with images enough for this task."""
+        """Return whether the validation classes suffice for this task, in number and in images."""
         if "validation" not in self.protocol.parts:
             return False
         try:

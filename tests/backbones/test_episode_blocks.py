@@ -11,7 +11,7 @@ from torch import nn
 
 from gpldla import kernels
 from gpldla.backbones import create_backbone
-from gpldla.backbones.episode_blocks import EpisodeBlock, set_batch_episodes
+from gpldla.backbones.episode_blocks import EpisodeBatches, EpisodeBlock
 
 EPISODES, IMAGES = 3, 4
 SIDES = {"conv4": 32, "conv4s": 32, "conv4np": 22, "conv4snp": 22, "resnet10": 40, "resnet18-84": 16}
@@ -153,7 +153,7 @@ def test_on_a_cpu_a_network_is_its_plain_layers(name, training):
     plain = plain_conv4(name) if name.startswith("conv4") else plain_resnet(name)
     assert list(plain.state_dict()) == list(network.state_dict())
     plain.load_state_dict(network.state_dict())
-    assert not set_batch_episodes(network, EPISODES)
+    assert not EpisodeBatches(network).possible
     images = images_for(network, SIDES[name])
     assert torch.equal(network.train(training)(images), plain.train(training)(images))
     for ours, theirs in zip(network.state_dict().values(), plain.state_dict().values()):
@@ -163,39 +163,47 @@ def test_on_a_cpu_a_network_is_its_plain_layers(name, training):
 class TestTrainOnEpisodes:
     def test_a_cpu_cannot(self):
         network = create_backbone("conv4s")
-        assert not set_batch_episodes(network, EPISODES)
+        assert not EpisodeBatches(network).possible
         assert [block.episodes for block in blocks_of(network)] == [0] * 4
         assert not any(block.by_kernels for block in blocks_of(network.train()))
 
     @pytest.mark.parametrize(("name", "count"), [("conv4", 4), ("resnet10", 5), ("resnet18-84", 9)])
     def test_all_blocks_are_told(self, name, count, stand_ins):
         network = create_backbone(name)
-        assert set_batch_episodes(network, 5)
-        assert [block.episodes for block in blocks_of(network)] == [5] * count
-        set_batch_episodes(network, 0)
+        with EpisodeBatches(network).of(5):
+            assert [block.episodes for block in blocks_of(network)] == [5] * count
         assert [block.episodes for block in blocks_of(network)] == [0] * count
 
     def test_a_batchnorm_outside_of_blocks_is_refused(self, stand_ins):
         conv4s = create_backbone("conv4s")
-        assert set_batch_episodes(conv4s, EPISODES)
-        assert not set_batch_episodes(nn.Sequential(conv4s, nn.BatchNorm1d(64)), EPISODES)
-        assert [block.episodes for block in blocks_of(conv4s)] == [0] * 4, "what was before is undone"
+        assert EpisodeBatches(conv4s).possible
+        batches = EpisodeBatches(nn.Sequential(conv4s, nn.BatchNorm1d(64)))
+        assert not batches.possible
+        with pytest.raises(AssertionError), batches.of(EPISODES):
+            pass
+        assert [block.episodes for block in blocks_of(conv4s)] == [0] * 4
+
+    def test_blocks_are_ordinary_again_after_an_error(self, stand_ins):
+        network = create_backbone("conv4s")
+        with pytest.raises(ZeroDivisionError), EpisodeBatches(network).of(5):
+            raise ZeroDivisionError
+        assert [block.episodes for block in blocks_of(network)] == [0] * 4
 
     def test_a_network_without_blocks_is_refused(self, stand_ins):
-        assert not set_batch_episodes(create_backbone("pixels"), EPISODES)
-        assert not set_batch_episodes(nn.Linear(3, 4), EPISODES)
+        assert not EpisodeBatches(create_backbone("pixels")).possible
+        assert not EpisodeBatches(nn.Linear(3, 4)).possible
 
     def test_float64_is_refused(self, stand_ins):
         network = create_backbone("conv4s").double()
-        assert not set_batch_episodes(network, EPISODES)
+        assert not EpisodeBatches(network).possible
         network(images_for(network, 32).double())
         assert stand_ins.calls == []
 
     def test_evaluation_goes_layer_by_layer(self, stand_ins):
         network, images = made("conv4s").eval(), images_for(create_backbone("conv4s"), 32)
         before = network(images)
-        set_batch_episodes(network, EPISODES)
-        assert torch.equal(network(images), before)
+        with EpisodeBatches(network).of(EPISODES):
+            assert torch.equal(network(images), before)
         assert stand_ins.calls == []
 
 
@@ -243,8 +251,8 @@ def test_together_episodes_give_what_each_gives_by_itself(name, stand_ins):
     images = images_for(network, SIDES[name])
     features, gradients, statistics = one_by_one(network, images)
     assert stand_ins.calls == []
-    assert set_batch_episodes(network, EPISODES)
-    together, gradients_together = learned(network, images)
+    with EpisodeBatches(network).of(EPISODES):
+        together, gradients_together = learned(network, images)
     assert len(stand_ins.calls) >= len(norms(network))
     assert_close_in_norm(together, features, 1e-5)
     for parameter, gradient in gradients.items():
@@ -261,8 +269,8 @@ def test_together_episodes_give_what_each_gives_by_itself(name, stand_ins):
 
 def test_batches_are_counted(stand_ins):
     network = made("conv4s").train()
-    set_batch_episodes(network, EPISODES)
-    network(images_for(network, 32))
+    with EpisodeBatches(network).of(EPISODES):
+        network(images_for(network, 32))
     assert [int(norm.num_batches_tracked) for norm in norms(network)] == [EPISODES] * 4
 
 
@@ -270,10 +278,11 @@ def test_episodes_are_told_apart(stand_ins):
     """With the statistics of the whole batch the answers would be others."""
     network = made("conv4s").train()
     images = images_for(network, 32)
-    set_batch_episodes(network, EPISODES)
-    apart = network(images)
-    set_batch_episodes(network, 1)
-    assert (network(images) - apart).norm() > 0.1 * apart.norm()
+    batches = EpisodeBatches(network)
+    with batches.of(EPISODES):
+        apart = network(images)
+    with batches.of(1):
+        assert (network(images) - apart).norm() > 0.1 * apart.norm()
 
 
 class TestWhichKernels:
@@ -289,27 +298,27 @@ class TestWhichKernels:
     )
     def test_each_network_has_its_own(self, name, calls, stand_ins):
         network = made(name).train()
-        set_batch_episodes(network, EPISODES)
-        network(images_for(network, SIDES[name]))
+        with EpisodeBatches(network).of(EPISODES):
+            network(images_for(network, SIDES[name]))
         assert stand_ins.calls == calls
 
     def test_images_that_want_a_gradient_get_one(self, stand_ins):
         network = made("conv4s").train()
-        set_batch_episodes(network, EPISODES)
         images = images_for(network, 32).requires_grad_()
-        network(images).square().sum().backward()
+        with EpisodeBatches(network).of(EPISODES):
+            network(images).square().sum().backward()
         assert stand_ins.calls == ["normalise"] * 4
         assert images.grad.any()
 
     @pytest.mark.parametrize(("autocast", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
     def test_the_first_block_works_in_the_precision_of_autocast(self, autocast, dtype, stand_ins):
         network = made("conv4s").train()
-        set_batch_episodes(network, EPISODES)
         before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         try:
             torch.set_autocast_dtype("cuda", torch.bfloat16)
             torch.set_autocast_enabled("cuda", autocast)
-            network(images_for(network, 32))
+            with EpisodeBatches(network).of(EPISODES):
+                network(images_for(network, 32))
         finally:
             torch.set_autocast_enabled("cuda", before[0])
             torch.set_autocast_dtype("cuda", before[1])

@@ -7,7 +7,7 @@ import torch
 from gpldla.bench import training
 from gpldla.bench.training import Case, bench_training, cases, image_cost, training_table
 from gpldla.data.store import ImageSet
-from gpldla.training.graphed_update import GraphedUpdate
+from gpldla.training.stage import Acceleration
 from tests.helpers import call
 
 CPU = torch.device("cpu")
@@ -78,13 +78,11 @@ def test_the_command_prints_and_writes(small, tmp_path, capsys):
     assert "plain operations" in out
 
 
-def test_means_are_switched_for_the_case_alone():
-    serves, worth_it = GraphedUpdate.is_supported, training.compiled_loss.MIN_UPDATES
-    with training._training_settings(Case("", "conv4", 1, "32-true", graphs=False, compiled=True)):
-        assert not GraphedUpdate.is_supported(None, torch.device("cuda"))
-        assert training.compiled_loss.MIN_UPDATES == 0
-    assert GraphedUpdate.is_supported is serves
-    assert worth_it == training.compiled_loss.MIN_UPDATES
+@pytest.mark.parametrize(("graphs", "compiled"), [(True, True), (True, False), (False, False)])
+def test_a_case_trains_with_its_own_acceleration(small, graphs, compiled):
+    case = Case("", "conv4s", 1, "32-true", graphs=graphs, compiled=compiled)
+    acceleration = training._stage(case, training.generated_images(), CPU).context.acceleration
+    assert acceleration == Acceleration(graphs=graphs, compile_from_updates=0 if compiled else None)
 
 
 def test_a_gpu_is_measured_in_every_version():

@@ -23,7 +23,7 @@ TRAININGS = {training.name: training for training in plan([])}
 def test_a_name_says_what_is_trained(name):
     training = TRAININGS[name]
     recipe = read_recipe(training.recipe, training.set, method=training.method)
-    shots = recipe.validation_shots or recipe.shots
+    shots = recipe.validation_shots
     rest = "" if training.method == "gpldla" else f"-{training.method}"
     rest += "-paper" if training.recipe.endswith("-paper") else ""
     assert name == f"{recipe.dataset}-{recipe.backbone}-{shots}shot{rest}"
@@ -33,7 +33,7 @@ def test_every_training_has_a_place_in_a_table(tmp_path):
     for training in TRAININGS.values():
         recipe = read_recipe(training.recipe, training.set, method=training.method)
         numbers = {"method": training.method, "recipe": training.recipe, "dataset": recipe.dataset}
-        numbers |= {"backbone": recipe.backbone, "shots": recipe.validation_shots or recipe.shots}
+        numbers |= {"backbone": recipe.backbone, "shots": recipe.validation_shots}
         numbers |= {"accuracy": len(list(tmp_path.rglob("*.json"))) + 0.25, "interval": 0.1}
         write_json(tmp_path / "cells" / f"{training.name}.json", numbers)
     shown = "\n".join(
@@ -50,7 +50,7 @@ def test_every_training_has_a_place_in_a_table(tmp_path):
 def test_recipes_of_the_paper_have_its_numbers(name):
     recipe = read_recipe(name)
     assert recipe.dataset == name.removesuffix("-paper")
-    assert (recipe.head, recipe.head_options) == ("gpldla", {})
+    assert (recipe.head.name, recipe.head.options) == ("gpldla", {})
     assert (recipe.ways, recipe.shots, recipe.queries) == (5, 1, 16)
     assert (recipe.learning_rate, recipe.head_learning_rate) == (0.002, 0.005)
     assert (recipe.schedule, recipe.decay_factor, recipe.ema) == ("step", 0.5, 0)
@@ -132,7 +132,7 @@ def test_the_command_is_what_a_user_would_type(tmp_path):
 def measured(tmp_path_factory):
     """Two short trainings on printed letters, measured."""
     runs = tmp_path_factory.mktemp("runs")
-    settings = {"episodes": 3, "ways": 5, "validation_episodes": 2, "temperature_episodes": 2}
+    settings = {"episodes": 3, "ways": 5, "validation.episodes": 2, "validation.temperature_episodes": 2}
     training = Training("letters", "demo-fast", set=settings, seeds=(0, 1), calibration=True, episodes=60)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paper, "CALIBRATION_TASKS", 40)
@@ -167,8 +167,8 @@ def test_a_training_is_measured_as_the_paper_does(measured):
 
 
 def test_steps_from_the_papers_evaluation_to_a_models_own(tmp_path):
-    settings = {"episodes": 3, "ways": 5, "validation_episodes": 2, "temperature_episodes": 2}
-    settings |= {"zoom": 1.4, "mirrored": True, "head_power": 0.5}
+    settings = {"episodes": 3, "ways": 5, "validation.episodes": 2, "validation.temperature_episodes": 2}
+    settings |= {"zoom": 1.4, "mirrored": True, "head.power": 0.5}
     train(read_recipe("demo-fast", settings), tmp_path, accelerator="cpu")
     rows = evaluation_steps.measure(tmp_path, episodes=20)
     assert list(rows) == ["as the paper evaluates", "mirror images", "zoom 1.4", "power 0.5"]

@@ -44,7 +44,7 @@ ALL_MEGABYTES = 25
 def write_run(folder, backbone="conv4s", **settings):
     """Write what a training and benchmarks/paper.py leave, of a network that nobody trained."""
     torch.manual_seed(0)
-    recipe = read_recipe("demo-fast", {"backbone": backbone, **settings}).flat()
+    recipe = read_recipe("demo-fast", {"backbone": backbone, **settings}).as_dict()
     info = {"recipe": recipe, "episodes": 40, "seconds": 130.0, "validation_accuracy": 61.5}
     model = FewShotModel(backbone, temperature=0.75, info=info)
     model.save(folder)
@@ -52,7 +52,7 @@ def write_run(folder, backbone="conv4s", **settings):
     steps += [{"episode": n, "validation_accuracy": 60 + n % 40 / 20} for n in (20, 40)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     small = FewShotModel("conv4s", temperature=0.75)  # whose numbers stand in for those of a large network
-    task = Task(3, recipe["validation_shots"] or recipe["shots"], 3)
+    task = Task(3, recipe["validation"]["shots"] or recipe["shots"], 3)
     result = ProtocolEvaluator(small, tiny_protocol()).evaluate(task, episodes=4, repeats=2)
     source = {"seed": 7, "command": "gpldla train demo-fast -o runs/tiny --seed 7", **provenance("cpu")}
     bins = {"reliability": {"edges": [0, 1]}}
@@ -195,7 +195,7 @@ class TestCommands:
         assert (numbers["model"], numbers["dataset"], numbers["shots"]) == (NAME, "glyphs", 1)
 
     def test_eval_has_the_shots_that_the_model_was_chosen_for(self, run, tmp_path):
-        recipe = read_recipe("demo-fast", {"shots": 1, "validation_shots": 2}).flat()
+        recipe = read_recipe("demo-fast", {"shots": 1, "validation.shots": 2}).as_dict()
         FewShotModel("conv4s", info={"recipe": recipe}).save(tmp_path)
         assert json.loads(run("eval", tmp_path, *TINY, "--json")[1])["shots"] == 2
         assert json.loads(run("eval", tmp_path, *TINY, "--shots", "3", "--json")[1])["shots"] == 3

@@ -20,8 +20,15 @@ from tests.helpers import call, tiny_protocol
 
 COMMANDS = [["demo"], ["train"], ["eval"], ["data", "list"], ["data", "prepare"], ["data", "show"]]
 TINY_TRAINING = [
-    *("--episodes", "4", "--set", "ways=3", "--set", "queries=2", "--set", "validation_ways=3"),
-    *("--set", "validation_queries=3", "--set", "validation_episodes=2", "--set", "temperature_episodes=2"),
+    *("--episodes", "4", "--set", "ways=3", "--set", "queries=2", "--set", "validation.ways=3"),
+    *(
+        "--set",
+        "validation.queries=3",
+        "--set",
+        "validation.episodes=2",
+        "--set",
+        "validation.temperature_episodes=2",
+    ),
     *("--device", "cpu"),
 ]
 TINY_EVALUATION = ["--ways", "3", "--queries", "3", "--episodes", "4", "--repeats", "2", "--device", "cpu"]
@@ -323,7 +330,7 @@ class TestTrain:
             "--seed",
             "3",
             "--set",
-            "head_n_samples=7",
+            "head.n_samples=7",
             "--set",
             "episodes=9",
             "--set",
@@ -331,7 +338,7 @@ class TestTrain:
         ]
         assert run("train", "demo", "-o", tmp_path / "run", *TINY_TRAINING, *overrides)[0] == 0
         recipe = FewShotModel.from_pretrained(tmp_path / "run").info["recipe"]
-        assert (recipe["seed"], recipe["head_n_samples"], recipe["augment"]) == (3, 7, "none")
+        assert (recipe["seed"], recipe["head"]["n_samples"], recipe["augment"]) == (3, 7, "none")
         assert recipe["episodes"] == 4, "--episodes wins over --set"
 
     def test_a_recipe_file(self, run, tiny_data, tmp_path):
@@ -341,14 +348,14 @@ class TestTrain:
 
     def test_another_method_than_the_recipe_has(self, run, tiny_data, tmp_path):
         command = ["train", "demo", "--method", "protonet", "-o", tmp_path / "run", *TINY_TRAINING]
-        assert run(*command, "--set", "head_normalize=true")[0] == 0
+        assert run(*command, "--set", "head.normalize=true")[0] == 0
         config = json.loads((tmp_path / "run" / "config.json").read_text("utf-8"))
         assert (config["head"], config["head_options"]) == ("protonet", {"normalize": True})
         assert config["info"]["recipe"]["augment"] == "characters", "the rest is the recipe's"
 
     def test_a_method_with_a_base_stage(self, run, tiny_data, tmp_path):
         command = ["train", "demo", "--method", "simpleshot-l2n", "-o", tmp_path / "run", *TINY_TRAINING]
-        code, _, err = run(*command, "--set", "base_epochs=2")
+        code, _, err = run(*command, "--set", "base.epochs=2")
         assert code == 0
         assert "base batch 2: validation accuracy" in err
         config = json.loads((tmp_path / "run" / "config.json").read_text("utf-8"))
@@ -376,23 +383,25 @@ class TestTrain:
         ("setting", "message"),
         [
             ("way=3", "There is no recipe setting 'way'; did you mean 'ways'?"),
-            ("head_n_sample=3", "'head_n_sample' with head 'gpldla'; did you mean 'head_n_samples'?"),
+            ("head.n_sample=3", "'head.n_sample' with head 'gpldla'; did you mean 'head.n_samples'?"),
+            ("head_power=0.7", "head_power is written head.power now: [head] power = 0.7."),
+            ("turns=6", "turns is written folds now: folds = 6."),
             ("ways", "'ways' is not an override; write key=value."),
             ("ways=three", "ways = 'three' must be of type int."),
             ("ways=1", "ways must be at least 2, not 1."),
             ("shots=-1", "shots must be at least 1, not -1."),
             ("ways=5", "An episode of 5 ways needs 5 classes"),
             ("queries=6", "Class 'class 0' has 6 images, fewer than 1 shots + 6 queries"),
-            ("validation_ways=5", "An episode of 5 ways needs 5 classes"),
-            ("validation_queries=0", "queries must be at least 1, not 0."),
+            ("validation.ways=5", "An episode of 5 ways needs 5 classes"),
+            ("validation.queries=0", "queries must be at least 1, not 0."),
             ("separate_groups=true", "has no groups"),
             ("learning_rate=-0.1", "learning_rate = -0.1 must be positive."),
             ("backbone=conv5", "There is no backbone 'conv5'; did you mean 'conv4'?"),
-            ("head=gplda", "There is no head 'gplda'; did you mean 'gpldla'?"),
-            ("head_n_samples=0", "n_samples must be a whole number of at least 1, not 0."),
-            ("head_predictive=mcc", "There is no predictive 'mcc'; did you mean 'mc'?"),
-            ("head_priors=some", "priors must be 'uniform' or one positive number a class, not 'some'."),
-            ('head_priors=["a", 1]', "priors must be 'uniform' or one positive number a class"),
+            ("head.name=gplda", "There is no head 'gplda'; did you mean 'gpldla'?"),
+            ("head.n_samples=0", "n_samples must be a whole number of at least 1, not 0."),
+            ("head.predictive=mcc", "There is no predictive 'mcc'; did you mean 'mc'?"),
+            ("head.priors=some", "priors must be 'uniform' or one positive number a class, not 'some'."),
+            ('head.priors=["a", 1]', "priors must be 'uniform' or one positive number a class"),
             ("precision=half", "precision = 'half' must be one of 32-true, bf16-mixed, 64-true."),
             ("seed=99999999999999999999", "seed = 99999999999999999999 must be a number of 64 bits."),
         ],
@@ -535,7 +544,7 @@ def test_training_and_testing_on_a_folder_of_photographs(run, root, tmp_path):
     """From image files to numbers, with nothing standing in."""
     places = ["--data-root", root, "--cache", tmp_path / "packed"]
     settings = ["--set", "dataset=folder:pets", "--set", "augment=photographs", "--set", "ways=2"]
-    settings += ["--set", "validation_ways=2", "--set", "backbone=conv4", "--episodes", "2"]
+    settings += ["--set", "validation.ways=2", "--set", "backbone=conv4", "--episodes", "2"]
     code, _, err = run("train", "demo", "-o", tmp_path / "run", *TINY_TRAINING, *settings, *places)
     assert code == 0, err
     code, out, _ = run("eval", tmp_path / "run", *TINY_EVALUATION, "--ways", "2", "--json", *places)

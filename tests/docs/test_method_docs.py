@@ -15,7 +15,7 @@ from gpldla.heads import base as heads_base
 from gpldla.heads import create_head, gpldla_auto, head_class, head_options, list_heads
 from gpldla.training import run as training
 from gpldla.training.methods import methods
-from gpldla.training.recipe import Recipe, read_recipe
+from gpldla.training.recipe import BaseSettings, read_recipe
 from tests.heads.head_contract import HeadContract, random_episode
 from tests.helpers import tiny_protocol, tiny_recipe
 
@@ -75,10 +75,11 @@ def test_the_table_of_options_is_that_of_the_head(head):
 
 @every_head
 def test_no_page_names_an_option_that_does_not_exist(head):
-    named = re.findall(r"\bhead_(\w+)", PAGES[head])
-    assert {*named} <= {*head_options(head), "learning_rate"}
-    settings = {field.name for field in fields(Recipe)}
-    assert {*re.findall(r"\bbase_\w+", PAGES[head])} <= settings | {"base_", "base_mean"}
+    named = re.findall(r"\bhead\.(?!py|md)(\w+)", PAGES[head])
+    assert {*named} <= {*head_options(head), "name"}
+    settings = {field.name for field in fields(BaseSettings)}
+    assert {*re.findall(r"\bbase\.(?!py|md)(\w+)", PAGES[head])} <= settings
+    assert {*re.findall(r"\b(?:head|base)_\w+", PAGES[head])} <= {"head_learning_rate", "base_mean"}
 
 
 @every_head
@@ -97,7 +98,9 @@ def test_presets_stand_in_the_index_and_with_their_settings_on_the_page(method):
     (row,) = rows(section(README, "Train any method on any recipe"), method.head)
     assert method.name in code_in(row[1])
     (row,) = rows(section(PAGES[method.head], "How it is trained"), method.name)
-    settings = {f"{key} = {json.dumps(value)}" for key, value in method.settings.items() if key != "head"}
+    settings = {
+        f"{key} = {json.dumps(value)}" for key, value in method.settings.items() if key != "head.name"
+    }
     if "the same and" in row[1]:  # as the preset that is called like the head
         (other,) = rows(section(PAGES[method.head], "How it is trained"), method.head)
         row[1] += other[1]
@@ -109,11 +112,11 @@ def test_presets_stand_in_the_index_and_with_their_settings_on_the_page(method):
 
 def test_the_table_of_the_base_stage_has_defaults_and_what_presets_change():
     table = {code_in(row[0])[0]: row[1:3] for row in rows(section(README, "The base stage"))}
-    defaults = {field.name: field.default for field in fields(Recipe) if field.name.startswith("base_")}
+    defaults = {f"base.{field.name}": field.default for field in fields(BaseSettings)}
     assert {key: ast.literal_eval(code_in(row[0])[0]) for key, row in table.items()} == defaults
     changed = {key: ast.literal_eval(code_in(row[1])[0]) for key, row in table.items() if row[1]}
     for method in methods().values():
-        own = {key: value for key, value in method.settings.items() if key.startswith("base_")}
+        own = {key: value for key, value in method.settings.items() if key.startswith("base.")}
         assert own == (changed if method.head in ("feature-transfer", "baseline++") else {}), method.name
 
 
@@ -186,7 +189,7 @@ class TestTheExample(HeadContract):
 
 def test_the_example_trains_as_the_text_says(example, tmp_path, monkeypatch):
     assert EXAMPLE in methods()
-    assert read_recipe("cub", {"head_scale": 5.0}, method=EXAMPLE).head_options == {"scale": 5.0}
+    assert read_recipe("cub", {"head.scale": 5.0}, method=EXAMPLE).head.options == {"scale": 5.0}
     monkeypatch.setattr(training, "load_protocol", tiny_protocol)
     monkeypatch.setattr("gpldla.training.recipe.read_recipe", lambda _, method: tiny_recipe(head=method))
     monkeypatch.setitem(sys.modules, "cosine_centroid", example)

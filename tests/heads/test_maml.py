@@ -317,7 +317,7 @@ class TestFixedWays:
     def test_other_tasks_are_refused(self):
         head = create_head("maml", feature_dim=6, ways=5)
         support, labels, _, _ = random_episode(1, 4, 1, 6, dtype=torch.float32)
-        with pytest.raises(UserError, match="last layer for 5 classes; train one with head_ways = 4"):
+        with pytest.raises(UserError, match=r"last layer for 5 classes; train one with head\.ways = 4"):
             head.adapt(support, labels, 4)
 
 

@@ -710,7 +710,7 @@ class OnGPU:
 @pytest.fixture
 def fresh(monkeypatch):
     """No failures yet, and Triton there."""
-    monkeypatch.setattr(kernels, "_failures", [])
+    monkeypatch.setattr(kernels, "USE", kernels.KernelUse())
     monkeypatch.setattr(kernels, "find_spec", lambda name: object())
 
 
@@ -742,6 +742,14 @@ class TestServe:
         ):
             assert kernels.try_or_fall_back(broken) is None
         assert not kernels.usable_for(OnGPU())
+
+    def test_not_while_disabled(self, fresh):
+        with kernels.USE.disabled():
+            assert not kernels.usable_for(OnGPU())
+            with kernels.USE.disabled():
+                pass
+            assert not kernels.usable_for(OnGPU())
+        assert kernels.usable_for(OnGPU())
 
     def test_who_stops_the_program_stops_it(self, fresh):
         def stopped():

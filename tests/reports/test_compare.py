@@ -9,7 +9,7 @@ from gpldla.data import load_protocol
 from gpldla.heads import head_options
 from gpldla.reports.compare import comparison_recipe, run_comparison, verdict
 from gpldla.training.methods import find_method, methods
-from gpldla.training.recipe import read_settings
+from gpldla.training.recipe import flatten, read_settings
 from gpldla.utils.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -96,8 +96,8 @@ class TestRun:
         def train_again(*args):
             raise AssertionError("trained again")
 
-        monkeypatch.setattr("gpldla.training.stages.EpisodeStage.update", train_again)
-        monkeypatch.setattr("gpldla.training.stages.BaseStage.update", train_again)
+        monkeypatch.setattr("gpldla.training.episode_stage.EpisodeStage.update", train_again)
+        monkeypatch.setattr("gpldla.training.base_stage.BaseStage.update", train_again)
         again = Comparison(comparison.folder)
         for name, row in comparison.rows.items():
             measured = {key for key in row if key not in ("ms_an_episode", "time_ratio")}
@@ -113,10 +113,13 @@ class TestRecipe:
     @every_method
     @pytest.mark.parametrize("fast", [True, False])
     def test_all_but_the_head_and_a_variant_of_the_network_is_the_same_for_all(self, name, fast):
-        method, ours = find_method(name), comparison_recipe(find_method("gpldla"), fast=fast, seed=3).flat()
-        own = comparison_recipe(method, fast=fast, seed=3).flat()
-        options = {f"head_{option}" for option in head_options(method.head)}
-        may_differ = {"head", *options} | ({"backbone"} if ours["backbone"] in method.backbones else set())
+        method = find_method(name)
+        ours = flatten(comparison_recipe(find_method("gpldla"), fast=fast, seed=3).as_dict())
+        own = flatten(comparison_recipe(method, fast=fast, seed=3).as_dict())
+        options = {f"head.{option}" for option in head_options(method.head)}
+        may_differ = {"head.name", *options} | (
+            {"backbone"} if ours["backbone"] in method.backbones else set()
+        )
         assert {key for key in own if key not in ours or own[key] != ours[key]} <= may_differ
         assert ours.keys() <= own.keys()
         assert own["seed"] == 3
@@ -124,19 +127,19 @@ class TestRecipe:
     @every_method
     def test_the_head_and_its_options_are_those_of_the_method(self, name):
         method, recipe = find_method(name), comparison_recipe(find_method(name), fast=False, seed=0)
-        options = {key.removeprefix("head_"): value for key, value in method.settings.items()}
-        assert recipe.head == method.head
-        assert recipe.head_options == {
+        options = {key.removeprefix("head."): value for key, value in method.settings.items()}
+        assert recipe.head.name == method.head
+        assert recipe.head.options == {
             key: options[key] for key in head_options(method.head) if key in options
         }
 
     @pytest.mark.parametrize("name", ["maml", "relationnet", "baseline++", "gpdkt-cosine"])
     def test_rates_and_lengths_of_a_methods_own_paper_give_way(self, name):
-        settings = comparison_recipe(find_method(name), fast=False, seed=0).flat()
+        settings = flatten(comparison_recipe(find_method(name), fast=False, seed=0).as_dict())
         shared = read_settings("compare")
-        assert {"learning_rate", "head_learning_rate", "episodes_per_update", "base_epochs"} <= shared.keys()
-        assert {key: settings[key] for key in shared if key not in ("head", "backbone")} == {
-            key: value for key, value in shared.items() if key not in ("head", "backbone")
+        assert {"learning_rate", "head_learning_rate", "episodes_per_update", "base.epochs"} <= shared.keys()
+        assert {key: settings[key] for key in shared if key not in ("head.name", "backbone")} == {
+            key: value for key, value in shared.items() if key not in ("head.name", "backbone")
         }
 
     @pytest.mark.parametrize("fast", [True, False])
@@ -144,12 +147,12 @@ class TestRecipe:
         recipe = comparison_recipe(find_method("simpleshot-cl2n"), fast=fast, seed=0)
         images = int(load_protocol("glyphs").part("base").counts.sum())
         in_episodes = recipe.episodes * recipe.ways * (recipe.shots + recipe.queries)
-        assert abs(recipe.base_epochs * images - in_episodes) <= recipe.base_batch
+        assert abs(recipe.base.epochs * images - in_episodes) <= recipe.base.batch
 
     def test_the_fast_training_is_shorter(self):
         fast, full = (comparison_recipe(find_method("gpldla"), fast=fast, seed=0) for fast in (True, False))
         assert fast.episodes < full.episodes / 10
-        assert fast.base_epochs < full.base_epochs / 10
+        assert fast.base.epochs < full.base.epochs / 10
 
 
 class TestRecorded:

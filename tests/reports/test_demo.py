@@ -101,7 +101,7 @@ def test_a_second_run_uses_the_finished_model_and_gives_the_same_numbers(demo, m
     def train_again(*args):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("gpldla.training.stages.EpisodeStage.update", train_again)
+    monkeypatch.setattr("gpldla.training.episode_stage.EpisodeStage.update", train_again)
     again = Demo(demo.folder)
     assert again.results == demo.results
     assert weights.read_bytes() == before

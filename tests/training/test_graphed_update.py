@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,13 +20,14 @@ from gpldla.data.store import image_set_from_classes
 from gpldla.heads import create_head, list_heads
 from gpldla.heads.base import head_class
 from gpldla.heads.gp import predictive
-from gpldla.training import checkpoint, compiled_loss
+from gpldla.training import checkpoint, episode_stage
 from gpldla.training import run as training
 from gpldla.training.compiled_loss import compile_loss
+from gpldla.training.episode_stage import EpisodeStage
 from gpldla.training.graphed_update import WARMUP_UPDATES, GraphedUpdate
 from gpldla.training.metrics import METRICS
 from gpldla.training.run import train
-from gpldla.training.stages import EpisodeStage, StageContext
+from gpldla.training.stage import Acceleration, StageContext
 from gpldla.utils.errors import UserError
 from tests.backbones.test_episode_blocks import stand_ins  # noqa: F401 (a fixture)
 from tests.helpers import tiny_recipe, whole
@@ -56,7 +58,7 @@ class FakeGPU:
         stream = SimpleNamespace(wait_stream=lambda other: None)
         patch.setattr(GraphedUpdate, "__init__", made)
         patch.setattr(
-            GraphedUpdate, "is_supported", staticmethod(lambda model, device: model.head.capturable)
+            GraphedUpdate, "is_supported", staticmethod(lambda model, device: model.head.capturable())
         )
         patch.setattr(torch.cuda, "Stream", lambda device: stream)
         patch.setattr(torch.cuda, "current_stream", lambda: stream)
@@ -158,26 +160,27 @@ def assert_same_state(folder, expected, tolerance=1e-5, without=("nothing",)):
 def recipe_for(head="gpldla", episodes_per_update=1, updates=10, precision="64-true", **settings):
     """Return a training in float64: Adam turns rounding errors of float32 into steps of its own."""
     if head in ("gpldla", "laplace", "lda") and episodes_per_update > 1:
-        settings["head_predictive"] = "probit"  # noise is drawn for all episodes of an update at once
+        settings["head.predictive"] = "probit"  # noise is drawn for all episodes of an update at once
     return tiny_recipe(
         head=head,
         episodes_per_update=episodes_per_update,
         episodes=updates * episodes_per_update,
         log_every=2 * episodes_per_update,
-        validate_every=4 * episodes_per_update,
+        validation__every=4 * episodes_per_update,
         checkpoint_every=4 * episodes_per_update,
         precision=precision,
         **settings,
     )
 
 
-def make_stage(head="protonet", *, frozen=False, **settings):
+def make_stage(head="protonet", *, frozen=False, acceleration=None, **settings):
     recipe = tiny_recipe(head=head, **settings)
     torch.manual_seed(0)
-    model = FewShotModel(recipe.backbone, recipe.head, head_options=recipe.head_options)
+    model = FewShotModel(recipe.backbone, recipe.head.name, head_options=recipe.head.options)
     fabric = Fabric(accelerator="cpu", devices=1)
+    part = noisy_protocol().part("base")
     return EpisodeStage(
-        StageContext(recipe, model, noisy_protocol().part("base"), fabric), frozen_backbone=frozen
+        StageContext(recipe, model, part, fabric, acceleration or Acceleration()), frozen_backbone=frozen
     )
 
 
@@ -185,7 +188,7 @@ def make_stage(head="protonet", *, frozen=False, **settings):
 
 
 @pytest.mark.parametrize("head", ["gpldla", "laplace", "lda", "gpdkt", "protonet"])
-@pytest.mark.parametrize(("episodes_an_update", "ema"), [(1, 0.5), (3, 0.5), (3, 0.0)])
+@pytest.mark.parametrize(("episodes_per_update", "ema"), [(1, 0.5), (3, 0.5), (3, 0.0)])
 def test_graphed_training_is_plain_training(tmp_path, monkeypatch, head, episodes_per_update, ema):
     recipe = recipe_for(head, episodes_per_update, ema=ema, augment="characters")
     run(recipe, tmp_path / "plain")
@@ -200,7 +203,7 @@ def test_graphed_training_is_plain_training(tmp_path, monkeypatch, head, episode
 
 
 @pytest.mark.parametrize("head", ["gpldla", "laplace", "lda", "gpdkt", "protonet"])
-@pytest.mark.parametrize("episodes_an_update", [1, 3])
+@pytest.mark.parametrize("episodes_per_update", [1, 3])
 def test_episodes_that_are_computed_together_train_as_one_by_one(
     tmp_path, monkeypatch, request, head, episodes_per_update
 ):
@@ -217,7 +220,7 @@ def test_episodes_that_are_computed_together_train_as_one_by_one(
 
 
 @pytest.mark.parametrize("stop_after", [2, 5])
-@pytest.mark.parametrize(("head", "episodes_an_update"), [("gpldla", 1), ("protonet", 3)])
+@pytest.mark.parametrize(("head", "episodes_per_update"), [("gpldla", 1), ("protonet", 3)])
 def test_resuming_ends_with_the_same_weights(
     tmp_path, monkeypatch, gpu, head, episodes_per_update, stop_after
 ):
@@ -249,15 +252,14 @@ def test_a_state_goes_from_a_cpu_to_a_gpu_and_back(tmp_path, monkeypatch):
 
 
 def test_a_last_update_of_fewer_episodes_goes_the_plain_way(tmp_path, monkeypatch):
-    recipe = recipe_for("protonet", 3, updates=5).flat() | {"episodes": 13}
-    recipe = tiny_recipe(**recipe)
+    recipe = replace(recipe_for("protonet", 3, updates=5), episodes=13)
     run(recipe, tmp_path / "plain")
     ways = []
     update_plainly = EpisodeStage._update_eagerly
     monkeypatch.setattr(
         EpisodeStage,
         "_update_eagerly",
-        lambda self, own, size: ways.append((list(own), size)) or update_plainly(self, own, size),
+        lambda self, local, size: ways.append((list(local), size)) or update_plainly(self, local, size),
     )
     fake = FakeGPU(monkeypatch)
     run(recipe, tmp_path / "graphed")
@@ -270,15 +272,18 @@ def test_a_last_update_of_fewer_episodes_goes_the_plain_way(tmp_path, monkeypatc
 def test_of_several_processes_all_go_the_plain_way_when_an_update_is_smaller(gpu):
     """Of three episodes for two processes, two are the first one's, as many as of four."""
     stage = make_stage(episodes=7, episodes_per_update=4)
-    ranks = SimpleNamespace(
-        count=2, is_first=True, share=lambda count: range(0, count, 2), all_reduce_sum=lambda tensors: None
+    processes = SimpleNamespace(
+        world_size=2,
+        is_first=True,
+        local_indices=lambda count: range(0, count, 2),
+        all_reduce_sum=lambda tensors: None,
     )
-    stage.context.ranks = ranks
+    stage.context.processes = processes
     stage._graphed = stage._make_graphed()
     assert stage._graphed.episodes == 2
     ways = []
-    stage._graphed.update = lambda numbers, changes, seed: ways.append(len(numbers))
-    stage._update_eagerly = lambda own, size: ways.append((list(own), size))
+    stage._graphed.update = lambda images, augmentations, seed: ways.append(len(images))
+    stage._update_eagerly = lambda local, size: ways.append((list(local), size))
     stage.update()
     stage.update()
     assert ways == [2, ([4, 6], 3)]
@@ -288,7 +293,7 @@ def test_a_loss_that_is_no_number_is_noticed_at_the_next_report(tmp_path, gpu):
     recipe = tiny_recipe(head="protonet", learning_rate=1e30, episodes=12, log_every=6, checkpoint_every=4)
     with pytest.raises(
         UserError,
-        match="The loss is not a number any more after 4 episodes; use a smaller learning_rate or another",
+        match="The loss is not finite after 4 episodes; use a smaller learning_rate or another",
     ):
         run(recipe, tmp_path / "run")
     assert not (tmp_path / "run" / checkpoint.FILE).exists(), "what is broken is not kept"
@@ -333,8 +338,8 @@ class TestUpdate:
         assert {block.episodes for block in stage.context.model.backbone.blocks} == {0}
 
     def test_where_triton_cannot_build_kernels_plain_operations_train(self, gpu, kernels_serve, monkeypatch):
-        monkeypatch.setattr(kernels, "_failures", [])
-        monkeypatch.setattr(kernels, "usable_for", lambda tensor: not kernels._failures)
+        monkeypatch.setattr(kernels, "USE", kernels.KernelUse())
+        monkeypatch.setattr(kernels, "usable_for", lambda tensor: kernels.USE.allowed)
         monkeypatch.setattr(sys.modules["gpldla.kernels.first_block"], "convolve_normalise_relu_pool", fails)
         stage = make_stage(episodes=30, episodes_per_update=3)
         with pytest.warns(UserWarning, match=r"Triton failed \(no C\+\+ compiler\)"):
@@ -361,16 +366,19 @@ class TestServes:
     @pytest.mark.parametrize("name", list_heads())
     def test_heads_say_whether_they_can_be_recorded(self, name):
         model = FewShotModel("conv4s", name)
-        assert GraphedUpdate.is_supported(model, torch.device("cuda")) == model.head.capturable
+        assert GraphedUpdate.is_supported(model, torch.device("cuda")) == model.head.capturable()
         assert not GraphedUpdate.is_supported(model, torch.device("cpu"))
 
     def test_a_head_that_cannot_takes_the_plain_path(self, gpu, monkeypatch):
-        monkeypatch.setattr(head_class("protonet"), "capturable", False)
+        monkeypatch.setattr(head_class("protonet"), "capturable", lambda head: False)
         stage = make_stage()
         assert stage._graphed is None
         assert isinstance(stage.optimizer.param_groups[0]["lr"], float)
         stage.update()
         assert stage.window.sums["loss"][1] == 1
+
+    def test_without_graphs_it_takes_the_plain_path(self, gpu):
+        assert make_stage(acceleration=Acceleration(graphs=False))._graphed is None
 
     def test_a_frozen_network_takes_the_plain_path(self, gpu):
         assert make_stage("gpldla", frozen=True)._graphed is None
@@ -408,7 +416,7 @@ class NoLook(TorchDispatchMode):
 def test_what_can_be_recorded_looks_at_no_value(name, options):
     """Tensors without values stand in for those on a GPU that is recording."""
     head = create_head(name, 8, **options).to("meta").train()
-    if not head.capturable:
+    if not head.capturable():
         return
     support, query = torch.empty(3, 6, 8, device="meta"), torch.empty(3, 9, 8, device="meta")
     labels, query_labels = (torch.empty(3, n, device="meta", dtype=torch.int64) for n in (6, 9))
@@ -447,28 +455,39 @@ def fails(*args, **kwargs):
 
 
 class TestCompiledLoss:
-    def assert_untouched(self, head, plain):
+    def test_a_stage_trains_with_it_and_the_head_keeps_its_own(self, gpu, monkeypatch):
+        calls = []
+
+        def compile_loss_counted(head, *others):
+            return lambda *args, **options: calls.append(args) or head.loss(*args, **options)
+
+        monkeypatch.setattr(episode_stage, "compile_loss", compile_loss_counted)
+        stage = make_stage(acceleration=Acceleration(compile_from_updates=0), episodes=30)
+        stage.update()
+        assert len(calls) == 1
+        assert "loss" not in vars(stage.context.model.head)
+
+    def assert_untouched(self, head):
         assert "loss" not in vars(head)
-        assert head.loss == plain
         assert all(p.grad is None for p in head.parameters())
 
     def test_a_failure_leaves_the_head_as_it_was(self, monkeypatch):
         monkeypatch.setattr(torch, "compile", lambda function, **options: fails)
         head = create_head("gpldla")
-        plain, (_, _, labels, query_labels) = head.loss, episodes_of_features(3)
+        _, _, labels, query_labels = episodes_of_features(3)
         with pytest.warns(
-            UserWarning, match=r"loss could not be compiled \(no C\+\+ compiler\); it runs as it is"
+            UserWarning, match=r"loss could not be compiled \(no C\+\+ compiler\); it runs without"
         ):
-            assert not compile_loss(head, labels, query_labels, 3, (8,))
-        self.assert_untouched(head, plain)
+            assert compile_loss(head, labels, query_labels, 3, (8,)) == head.loss
+        self.assert_untouched(head)
 
     def test_a_python_that_cannot_compile_leaves_the_head_as_it_was(self, monkeypatch):
         monkeypatch.setattr(torch, "compile", fails)
         head = create_head("gpldla")
-        plain, (_, _, labels, query_labels) = head.loss, episodes_of_features(3)
+        _, _, labels, query_labels = episodes_of_features(3)
         with pytest.warns(UserWarning, match="could not be compiled"):
-            assert not compile_loss(head, labels, query_labels, 3, (8,))
-        self.assert_untouched(head, plain)
+            assert compile_loss(head, labels, query_labels, 3, (8,)) == head.loss
+        self.assert_untouched(head)
 
     @pytest.mark.parametrize("count", [None, 3])
     def test_it_is_tried_on_what_is_to_come(self, monkeypatch, count):
@@ -484,11 +503,11 @@ class TestCompiledLoss:
         head = create_head("gpldla", predictive="probit")
         support, query, labels, query_labels = (t if count else t[0] for t in episodes_of_features(3))
         before = head.loss(support, labels, query, query_labels, 3)
-        assert compile_loss(head, labels, query_labels, 3, (8,))
+        compiled = compile_loss(head, labels, query_labels, 3, (8,))
         assert seen == [[t.shape for t in (support, labels, query, query_labels)]]
-        assert torch.equal(head.loss(support, labels, query, query_labels, 3), before)
-        assert len(seen) == 2, "the head uses it"
-        assert all(p.grad is None for p in head.parameters())
+        assert torch.equal(compiled(support, labels, query, query_labels, 3), before)
+        assert len(seen) == 2
+        self.assert_untouched(head)
 
     @pytest.mark.long
     @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
@@ -497,36 +516,40 @@ class TestCompiledLoss:
         head = create_head(name, 8, **options).train()
         support, query, labels, query_labels = episodes_of_features(3)
 
-        def loss_and_gradients():
+        def loss_and_gradients(function):
             head.zero_grad()
             inputs = [t.clone().requires_grad_() for t in (support, query)]
-            loss = head.loss(inputs[0], labels, inputs[1], query_labels, 3, backbone=None)
+            loss = function(inputs[0], labels, inputs[1], query_labels, 3, backbone=None)
             loss.backward()
             return [loss.detach(), *(t.grad.clone() for t in (*inputs, *head.parameters()))]
 
-        plain = loss_and_gradients()
-        assert compile_loss(head, labels, query_labels, 3, (8,))
-        for ours, expected in zip(loss_and_gradients(), plain, strict=True):
+        plain = loss_and_gradients(head.loss)
+        compiled = compile_loss(head, labels, query_labels, 3, (8,))
+        assert compiled != head.loss
+        for ours, expected in zip(loss_and_gradients(compiled), plain, strict=True):
             torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
 
     @pytest.mark.parametrize(("updates", "compiled"), [(9, False), (10, True)])
-    @pytest.mark.parametrize("episodes_an_update", [1, 3])
+    @pytest.mark.parametrize("episodes_per_update", [1, 3])
     def test_long_trainings_compile(self, gpu, monkeypatch, episodes_per_update, updates, compiled):
         calls = []
-        monkeypatch.setattr(compiled_loss, "MIN_UPDATES", 10)
-        monkeypatch.setattr(compiled_loss, "compile_loss", lambda *args: calls.append(args))
-        make_stage(episodes=updates * episodes_per_update, episodes_per_update=episodes_per_update)
+        monkeypatch.setattr(episode_stage, "compile_loss", lambda *args: calls.append(args))
+        make_stage(
+            acceleration=Acceleration(compile_from_updates=10),
+            episodes=updates * episodes_per_update,
+            episodes_per_update=episodes_per_update,
+        )
         batch = () if episodes_per_update == 1 else (3,)
         found = [(labels.shape, query_labels.shape, *rest) for _, labels, query_labels, *rest in calls]
         assert found == [((*batch, 3), (*batch, 6), 3, (64,))] * compiled
 
 
 def test_a_full_memory_is_no_fault_of_triton(monkeypatch):
-    monkeypatch.setattr(kernels, "_failures", [])
+    monkeypatch.setattr(kernels, "USE", kernels.KernelUse())
 
     def full():
         raise torch.cuda.OutOfMemoryError("no room")
 
     with pytest.raises(torch.cuda.OutOfMemoryError):
         kernels.try_or_fall_back(full)
-    assert kernels._failures == []
+    assert kernels.USE.failure is None

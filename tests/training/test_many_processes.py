@@ -26,13 +26,16 @@ from torch import nn
 from gpldla.classifier.model import FewShotModel
 from gpldla.cli import app as cli
 from gpldla.data import Part, Protocol
-from gpldla.training import ranks, stages
+from gpldla.training import process_group, stage
 from gpldla.training import run as training
+from gpldla.training.base_stage import BaseStage
+from gpldla.training.batch_norm import BatchNormSchedule
 from gpldla.training.checkpoint import FILE, TrainingState
+from gpldla.training.episode_stage import EpisodeStage
 from gpldla.training.metrics import METRICS
-from gpldla.training.ranks import CLUSTER_VARIABLES, Ranks
-from gpldla.training.running_statistics import count_batches, episode_momentum, running_statistics
-from gpldla.training.stages import BaseStage, EpisodeStage, StageContext
+from gpldla.training.process_group import CLUSTER_VARIABLES, ProcessGroup
+from gpldla.training.recipe import flatten
+from gpldla.training.stage import StageContext
 from gpldla.training.weight_average import WeightAverage
 from gpldla.utils.counter_random import splitmix64, stream, uniforms
 from gpldla.utils.errors import RunError
@@ -48,15 +51,15 @@ DRIVER = "from tests.training.test_many_processes import in_a_process\n\nin_a_pr
 
 SETTINGS = {
     "episodes": 40,
-    "validate_every": 20,
-    "validation_episodes": 5,
-    "temperature_episodes": 5,
+    "validation.every": 20,
+    "validation.episodes": 5,
+    "validation.temperature_episodes": 5,
     "log_every": 4,
     "checkpoint_every": 8,
     "precision": "64-true",
     "augment": "characters",
 }  # the head of the recipe draws noise in training
-BASE_STAGE = {"base_epochs": 4, "base_batch": 8, "base_validate_every": 2, "augment": "none"}
+BASE_STAGE = {"base.epochs": 4, "base.batch": 8, "base.validate_every": 2, "augment": "none"}
 BASE_STAGE |= {"episodes": 8}
 
 
@@ -104,11 +107,11 @@ def _send_signals_after(updates, *signals):
         start(launcher)
         send()
 
-    start = ranks._Launcher._call_children_scripts
+    start = process_group._Launcher._call_children_scripts
     if updates < 0 and "LOCAL_RANK" in os.environ:
         send()
     elif updates < 0:
-        ranks._Launcher._call_children_scripts = start_the_others_and_send
+        process_group._Launcher._call_children_scripts = start_the_others_and_send
     done, go = 0, training._Run.go
 
     def go_and_send(run, *args):
@@ -290,7 +293,7 @@ def arguments_of(folder, settings):
     """Return `train` with these settings of the tiny recipe."""
     overrides = [
         f"{name}={json.dumps(value)}"
-        for name, value in tiny_recipe(**{**SETTINGS, **settings}).flat().items()
+        for name, value in flatten(tiny_recipe(**{**SETTINGS, **settings}).as_dict()).items()
     ]
     sets = [part for override in overrides for part in ("--set", override)]
     return ["train", "glyphs", "-o", str(folder), "--device", "cpu", *sets]
@@ -324,9 +327,9 @@ def metrics(folder):
 def assert_same_run(folder, expected, tolerance=1e-8):
     """Weights, statistics, moments, averages and recorded numbers."""
     found, wanted = TrainingState.read(folder), TrainingState.read(expected)
-    assert found.numbers["done"] == wanted.numbers["done"]
-    assert found.numbers["best_accuracy"] == pytest.approx(wanted.numbers["best_accuracy"])
-    assert found.numbers["temperature"] == pytest.approx(wanted.numbers["temperature"], abs=1e3 * tolerance)
+    assert found.values["done"] == wanted.values["done"]
+    assert found.values["best_accuracy"] == pytest.approx(wanted.values["best_accuracy"])
+    assert found.values["temperature"] == pytest.approx(wanted.values["temperature"], abs=1e3 * tolerance)
     assert found.tensors.keys() == wanted.tensors.keys()
     assert {"model", "optimizer", "best", "averaged"} <= found.tensors.keys()
     for group, tensors in wanted.tensors.items():
@@ -355,7 +358,7 @@ def assert_all_ended_alike(outcome, folder):
     ("processes", "episodes_per_update", "same_as", "settings"),
     [
         pytest.param(2, 1, 2, {}, id="2 x 1"),
-        pytest.param(4, 1, 4, {"episodes": 80, "validate_every": 0}, id="4 x 1"),
+        pytest.param(4, 1, 4, {"episodes": 80, "validation.every": 0}, id="4 x 1"),
         pytest.param(2, 3, 3, {"episodes": 25}, id="3 in 2"),
         pytest.param(4, 6, 6, {"episodes": 20}, id="6 in 4, and a last update with nothing for two of them"),
         pytest.param(2, 1, 2, {"episodes": 13, "head": "protonet"}, id="odd"),
@@ -378,7 +381,7 @@ def test_the_numbers_would_not_be_the_same_by_chance(alone):
     for group in ("model", "averaged", "optimizer"):
         apart = [(one[group][name] - tensor).abs().max() for name, tensor in two[group].items()]
         assert max(apart) > 1e-4
-    quiet = TrainingState.read(alone(episodes_per_update=2, head_predictive="quadrature")).tensors["model"]
+    quiet = TrainingState.read(alone(episodes_per_update=2, head__predictive="quadrature")).tensors["model"]
     assert max((quiet[name] - tensor).abs().max() for name, tensor in two["model"].items()) > 1e-4
 
 
@@ -396,7 +399,7 @@ def test_a_base_stage_learns_in_many_processes(tmp_path, fork, head):
 
 @pytest.mark.parametrize(
     ("processes", "settings"),
-    [(2, {"head": "metaqda"}), (4, {"head": "simpleshot", "base_batch": 3, "base_learning_rate": 0.01})],
+    [(2, {"head": "metaqda"}), (4, {"head": "simpleshot", "base.batch": 3, "base.learning_rate": 0.01})],
 )
 def test_without_statistics_of_a_batch_the_base_stage_is_the_same(tmp_path, fork, processes, settings):
     """In four processes some have nothing of a batch of three. The scores of a batch are float32 always."""
@@ -432,11 +435,11 @@ def test_one_process_talks(tmp_path, fork):
     assert outcome.errors.count("The model is in") == 1
 
 
-class OneOf(Ranks):
+class OneOf(ProcessGroup):
     """A process that believes to be one of several, and hears nothing from the others."""
 
     def __init__(self, number, count):
-        self.number, self.count = number, count
+        self.rank, self.world_size = number, count
 
     def all_reduce_sum(self, tensors):
         pass
@@ -446,8 +449,8 @@ def stage_of(number, count, **settings):
     recipe = tiny_recipe(**{**SETTINGS, **settings})
     fabric = Fabric(accelerator="cpu", devices=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stages, "Ranks", lambda fabric: OneOf(number, count))
-        model = FewShotModel("conv4s", "gpldla", head_options=recipe.head_options).double()
+        patch.setattr(stage, "ProcessGroup", lambda fabric: OneOf(number, count))
+        model = FewShotModel("conv4s", "gpldla", head_options=recipe.head.options).double()
         context = StageContext(recipe, model, tiny_protocol().part("base"), fabric)
         return EpisodeStage(context, frozen_backbone=False)
 
@@ -482,7 +485,7 @@ class NoGraph:
     def __init__(self):
         self.updates = 0
 
-    def update(self, numbers, changes, seed):
+    def update(self, images, augmentations, seed):
         self.updates += 1
 
 
@@ -491,7 +494,7 @@ def test_a_recorded_update_is_not_used_for_a_smaller_one(processes, an_update, n
     """A graph holds the weight of a process in a whole update; a last, smaller one has other weights."""
     stage = stage_of(number, processes, episodes=2 * an_update - 1, episodes_per_update=an_update)
     stage._graphed = NoGraph()
-    stage._graphed.episodes = len(stage.context.ranks.share(an_update))
+    stage._graphed.episodes = len(stage.context.processes.local_indices(an_update))
     stage.update()
     assert stage._graphed.updates == 1
     stage.update()
@@ -509,7 +512,7 @@ def test_a_stopped_run_goes_on_with_any_number_of_processes(tmp_path, fork, alon
     assert part.codes == [130, 0], part.errors
     assert "Stopped after 12 episodes; the same command goes on from here." in part.errors
     assert "Traceback" not in part.errors
-    assert TrainingState.read(folder).numbers["done"] == 12
+    assert TrainingState.read(folder).values["done"] == 12
     processes = {None: 4, 0: 1, 1: 2}[stopped]
     rest = fork(*arguments_of(folder, settings), processes=processes)
     assert rest.codes == [0] * processes, rest.errors
@@ -562,7 +565,7 @@ def test_several_nodes(tmp_path, fork, alone):
 @pytest.mark.long
 def test_the_shipped_data_in_two_processes(tmp_path, command):
     """As a user calls it, with a cache where nothing is packed yet."""
-    sizes = ["--episodes", 8, "--set", "validation_episodes=4", "--set", "temperature_episodes=4"]
+    sizes = ["--episodes", 8, "--set", "validation.episodes=4", "--set", "validation.temperature_episodes=4"]
     options = ["-o", tmp_path / "run", "--device", "cpu", "--cache", tmp_path / "cache", *sizes]
     train = ["-m", "gpldla", "train", "demo", *options]
     assert command.program(sys.executable, *train, "--devices", 2).codes == [0]
@@ -584,7 +587,7 @@ def assert_ended_with_a_sentence(outcome, *words):
 
 
 def assert_goes_on(fork, arguments, folder, expected, done):
-    assert TrainingState.read(folder).numbers["done"] == done
+    assert TrainingState.read(folder).values["done"] == done
     assert FewShotModel.from_pretrained(folder).info["episodes"] == done
     rest = fork(*arguments, processes=1)
     assert rest.codes == [0], rest.errors
@@ -613,7 +616,7 @@ def test_a_killed_node_ends_the_others(tmp_path, fork, killed):
     outcome = fork(*arguments, environments=as_on_nodes, stop=[killed, 6, "SIGKILL"])
     assert outcome.codes == [[-9, 1], [1, -9]][killed]
     assert_ended_with_a_sentence(outcome, f"Process {1 - killed} of 2 cannot reach the others any more")
-    assert TrainingState.read(tmp_path / "run").numbers["done"] == 8
+    assert TrainingState.read(tmp_path / "run").values["done"] == 8
 
 
 def test_a_kill_before_the_first_checkpoint_leaves_one(tmp_path, fork, alone):
@@ -673,12 +676,12 @@ def test_torchrun_is_asked_to_stop(tmp_path, command):
     outcome = command(*arguments, program=TORCHRUN, stop=[None, 6, "SIGTERM"])
     assert outcome.codes == [1]
     assert "Stopped after 12 episodes; the same command goes on from here." in outcome.errors
-    assert TrainingState.read(folder).numbers["done"] == 12
+    assert TrainingState.read(folder).values["done"] == 12
 
 
 def test_processes_that_ended_well_are_no_loss(capfd):
     processes = [subprocess.Popen([sys.executable, "-c", ""]) for _ in range(2)]
-    ranks._watch_children(processes)
+    process_group._watch_children(processes)
     assert capfd.readouterr().err == ""
 
 
@@ -696,10 +699,10 @@ def test_whoever_watches_notices(monkeypatch, capfd, codes):
     waits = "import time; time.sleep(60)"
     programs = [waits if code is None else f"raise SystemExit({code})" for code in codes]
     processes = [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
-    monkeypatch.setattr(ranks.os, "_exit", leave)
+    monkeypatch.setattr(process_group.os, "_exit", leave)
     try:
         with pytest.raises(Exited, match="1"):
-            ranks._watch_children(processes)
+            process_group._watch_children(processes)
         assert all(process.wait(10) is not None for process in processes), "the others are ended"
     finally:
         for process in processes:
@@ -714,10 +717,13 @@ def test_other_errors_are_not_taken_for_a_lost_process():
     class TwoProcesses:
         world_size, global_rank, local_rank = 2, 1, 1
 
-    with pytest.raises(RuntimeError, match="shapes") as error, ranks.report_lost_processes(TwoProcesses()):
+    with (
+        pytest.raises(RuntimeError, match="shapes") as error,
+        process_group.report_lost_processes(TwoProcesses()),
+    ):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     assert not isinstance(error.value, RunError)
-    with pytest.raises(RunError, match="Process 1 of 2"), ranks.report_lost_processes(TwoProcesses()):
+    with pytest.raises(RunError, match="Process 1 of 2"), process_group.report_lost_processes(TwoProcesses()):
         raise RuntimeError("[pair.cc:539] Connection closed by peer [127.0.0.1]:2345")
 
 
@@ -782,8 +788,8 @@ def test_torchrun_and_the_same_number_agree(tmp_path, fork):
     ("fault", "words"),
     [
         ({"ways": 5}, "An episode of 5 ways needs 5 classes"),
-        ({"validation_ways": 9}, "An episode of 9 ways needs 9 classes"),
-        ({"head": "simpleshot", "base_classifier": "none"}, "Head 'simpleshot' needs a network"),
+        ({"validation.ways": 9}, "An episode of 9 ways needs 9 classes"),
+        ({"head": "simpleshot", "base.classifier": "none"}, "Head 'simpleshot' needs a network"),
         ({"dataset": "cub"}, "cub"),
     ],
 )
@@ -806,7 +812,7 @@ def test_a_loss_that_is_not_a_number_ends_all(tmp_path, fork):
     assert "Traceback" not in outcome.errors
     assert outcome.codes[0] == 2, outcome.errors
     assert 0 not in outcome.codes
-    assert "The loss is not a number any more after 2 episodes" in outcome.sentences[0]
+    assert "The loss is not finite after 2 episodes" in outcome.sentences[0]
 
 
 # ---- running statistics
@@ -822,7 +828,7 @@ class TestRunningStatistics:
         mean, var = layer.running_mean.clone(), layer.running_var.clone()
         episodes = torch.randn(count, 4, 3, 2, 2, dtype=torch.float64) * 3 + 1
         for place in torch.arange(count):
-            with episode_momentum(layer, int(place), count):
+            with BatchNormSchedule(layer).episode(int(place), count):
                 layer(episodes[place])
         of_episodes = episodes.transpose(1, 2).flatten(2)  # [episodes, channels, values]
         for found, before, now in (
@@ -834,18 +840,19 @@ class TestRunningStatistics:
 
     def test_the_momentum_comes_back_after_an_error(self):
         layer = nn.BatchNorm1d(2)
-        with pytest.raises(ZeroDivisionError), episode_momentum(layer, 0, 4):
+        with pytest.raises(ZeroDivisionError), BatchNormSchedule(layer).episode(0, 4):
             raise ZeroDivisionError
         assert layer.momentum == 0.1
 
     def test_every_layer_is_found_and_only_means_and_variances(self):
         model = nn.Sequential(nn.BatchNorm1d(2), nn.Sequential(nn.Linear(2, 3), nn.BatchNorm2d(3)))
-        assert [len(tensor) for tensor in running_statistics(model)] == [2, 2, 3, 3]
-        assert running_statistics(nn.BatchNorm1d(2, track_running_stats=False)) == []
+        assert [len(tensor) for tensor in BatchNormSchedule(model).running_statistics()] == [2, 2, 3, 3]
+        untracked = nn.BatchNorm1d(2, track_running_stats=False)
+        assert BatchNormSchedule(untracked).running_statistics() == []
 
     def test_batches_of_others_are_counted_unless_statistics_are_frozen(self):
         model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2).eval())
-        count_batches(model, 3)
+        BatchNormSchedule(model).count_batches(3)
         assert [int(layer.num_batches_tracked) for layer in model] == [3, 0]
 
 
@@ -986,11 +993,11 @@ class Echo:
         return message * 2
 
 
-class TestRanks:
+class TestProcessGroup:
     def test_one_process_sends_nothing(self):
-        one = Ranks(Fabric(accelerator="cpu", devices=1))
-        assert (one.count, one.number, one.is_first) == (1, 0, True)
-        assert [*one.share(3)] == [0, 1, 2]
+        one = ProcessGroup(Fabric(accelerator="cpu", devices=1))
+        assert (one.world_size, one.rank, one.is_first) == (1, 0, True)
+        assert [*one.local_indices(3)] == [0, 1, 2]
         tensor = torch.ones(2)
         one.all_reduce_sum([tensor])
         assert tensor.tolist() == [1, 1]
@@ -998,7 +1005,7 @@ class TestRanks:
 
     @pytest.mark.parametrize("count", [0, 1, 5, 8])
     def test_shares_are_fair_and_complete(self, count):
-        shares = [[*OneOf(number, 3).share(count)] for number in range(3)]
+        shares = [[*OneOf(number, 3).local_indices(count)] for number in range(3)]
         assert sorted(chain(*shares)) == [*range(count)]
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -1006,7 +1013,7 @@ class TestRanks:
         tensors = [torch.arange(6.0).view(2, 3).mT, torch.tensor(1.0, dtype=torch.float64), torch.ones(1, 2)]
         expected = [2 * tensor for tensor in tensors]
         fabric = Echo()
-        Ranks(fabric).all_reduce_sum(tensors)
+        ProcessGroup(fabric).all_reduce_sum(tensors)
         assert all(torch.equal(tensor, wanted) for tensor, wanted in zip(tensors, expected))
         assert len(fabric.messages) == 2, "one for each kind of number"
 
@@ -1014,13 +1021,13 @@ class TestRanks:
         """Not by where they lie in memory, which is another place in every process."""
         kinds = [torch.float64, torch.float32, torch.int64, torch.bfloat16, torch.int32, torch.float16]
         fabric = Echo()
-        Ranks(fabric).all_reduce_sum([torch.ones(1, dtype=kind) for kind in kinds])
+        ProcessGroup(fabric).all_reduce_sum([torch.ones(1, dtype=kind) for kind in kinds])
         order = [message.dtype for message in fabric.messages]
         assert order in (kinds, sorted(kinds, key=str))
 
     def test_one_flag_is_enough(self):
-        assert Ranks(Echo()).any(True)
-        assert not Ranks(Echo()).any(False)
+        assert ProcessGroup(Echo()).any(True)
+        assert not ProcessGroup(Echo()).any(False)
 
 
 def test_the_command_in_this_process_starts_no_other(tmp_path, monkeypatch, nothing_started):

@@ -7,7 +7,7 @@ from gpldla.classifier.model import FewShotModel
 from gpldla.heads import Head, head_class, list_heads
 from gpldla.heads import base as heads_base
 from gpldla.training.methods import FILE, find_method, methods
-from gpldla.training.recipe import SHIPPED, list_recipes, read_recipe
+from gpldla.training.recipe import SHIPPED, flatten, list_recipes, read_recipe
 from gpldla.utils.errors import UserError
 
 every_method = pytest.mark.parametrize("name", methods())
@@ -28,16 +28,17 @@ def own_recipe(tmp_path):
 @every_method
 @pytest.mark.parametrize("recipe", list_recipes())
 def test_every_method_goes_with_every_recipe(name, recipe):
-    made = read_recipe(recipe, method=name).flat()
+    made = flatten(read_recipe(recipe, method=name).as_dict())
     preset = tomllib.loads(FILE.read_text("utf-8"))[name]
     title, variants = preset.pop("title"), preset.pop("backbone", {})
+    preset = flatten(preset)
     assert find_method(name).title == title
     assert made.items() >= preset.items()
-    own = tomllib.loads((SHIPPED / f"{recipe}.toml").read_text("utf-8"))
-    of_its_head = {key for key in own if key.startswith("head")} - {"head_learning_rate"}
+    own = flatten(tomllib.loads((SHIPPED / f"{recipe}.toml").read_text("utf-8")))
+    of_its_head = {key for key in own if key.startswith("head.")}
     kept = {key: own[key] for key in own.keys() - preset.keys() - of_its_head}
     kept["backbone"] = variants.get(own["backbone"], own["backbone"])
-    if head_class(preset["head"]).consumes != "features":
+    if head_class(preset["head.name"]).consumes != "features":
         kept.pop("mirrored", None)
     assert made.items() >= kept.items()
 
@@ -45,7 +46,7 @@ def test_every_method_goes_with_every_recipe(name, recipe):
 @every_method
 def test_every_method_makes_a_model(name):
     recipe = read_recipe("demo", method=name)
-    model = FewShotModel(recipe.backbone, recipe.head, head_options=recipe.head_options)
+    model = FewShotModel(recipe.backbone, recipe.head.name, head_options=recipe.head.options)
     support, query = torch.rand(10, 1, 28, 28), torch.rand(3, 1, 28, 28)
     with torch.no_grad():
         posterior = model.eval().posterior(model.represent(support), torch.arange(5).repeat(2), 5)
@@ -63,7 +64,7 @@ def test_titles_are_unique():
 
 
 def test_methods_of_one_head_differ_in_what_makes_the_model():
-    made = [(m.head, *sorted(o for o in m.settings.items() if "head_" in o[0])) for m in methods().values()]
+    made = [(m.head, *sorted(o for o in m.settings.items() if "head." in o[0])) for m in methods().values()]
     assert len({*made}) == len(made)
 
 
@@ -89,30 +90,30 @@ def test_a_network_that_is_asked_for_is_taken():
 def test_mirror_images_are_for_heads_that_see_features(own_recipe, head):
     path, sees_features = own_recipe("mirrored = true\n"), head == "protonet"
     assert read_recipe(path, method=head).mirrored is sees_features
-    assert read_recipe(path, {"head": head}).mirrored is sees_features
+    assert read_recipe(path, {"head.name": head}).mirrored is sees_features
     assert read_recipe(path, {"mirrored": True}, method=head).mirrored, "which says so when it is trained"
 
 
 def test_options_of_the_head_of_the_recipe_are_dropped(own_recipe):
-    path = own_recipe('head = "gpldla"\nhead_beta = 2.0\nhead_normalize = true\nhead_learning_rate = 0.3\n')
+    path = own_recipe('head_learning_rate = 0.3\n[head]\nname = "gpldla"\nbeta = 2.0\nnormalize = true\n')
     recipe = read_recipe(path, method="protonet")
-    assert (recipe.head, recipe.head_options) == ("protonet", {})
+    assert (recipe.head.name, recipe.head.options) == ("protonet", {})
     assert recipe.head_learning_rate == 0.3, "which is none of them"
-    assert read_recipe(path, method="gpldla").head_options == {}
-    assert read_recipe(path).head_options == {"beta": 2.0, "normalize": True}
+    assert read_recipe(path, method="gpldla").head.options == {}
+    assert read_recipe(path).head.options == {"beta": 2.0, "normalize": True}
 
 
 def test_settings_of_the_method_win_over_the_recipe_and_overrides_over_both(own_recipe):
     path = own_recipe("learning_rate = 0.5\nepisodes_per_update = 9\nshots = 3\n")
     assert find_method("maml-first-order").settings["episodes_per_update"] == 4
-    recipe = read_recipe(path, {"learning_rate": 0.25, "head_steps": 2}, method="maml-first-order")
+    recipe = read_recipe(path, {"learning_rate": 0.25, "head.steps": 2}, method="maml-first-order")
     assert (recipe.learning_rate, recipe.episodes_per_update, recipe.shots) == (0.25, 4, 3)
-    assert recipe.head_options == {"first_order": True, "steps": 2}
+    assert recipe.head.options == {"first_order": True, "steps": 2}
 
 
 def test_without_a_method_the_recipe_stays_as_it_is(own_recipe):
-    recipe = read_recipe(own_recipe('head = "relationnet"\nlearning_rate = 0.5\n'))
-    assert (recipe.head, recipe.backbone, recipe.learning_rate) == ("relationnet", "conv4s", 0.5)
+    recipe = read_recipe(own_recipe('learning_rate = 0.5\n[head]\nname = "relationnet"\n'))
+    assert (recipe.head.name, recipe.backbone, recipe.learning_rate) == ("relationnet", "conv4s", 0.5)
 
 
 @pytest.mark.parametrize(
@@ -139,11 +140,11 @@ class Own(Head):
 
 
 def test_a_head_without_a_preset_is_a_method_itself(own_recipe, monkeypatch):
-    path = own_recipe("head_beta = 2.0\nways = 7\n")
+    path = own_recipe("ways = 7\n[head]\nbeta = 2.0\n")
     monkeypatch.setitem(heads_base._HEADS, "own", Own)
     assert find_method("own").title == "own"
-    recipe = read_recipe(path, {"head_colour": "blue"}, method="own")
-    assert (recipe.head, recipe.ways, recipe.head_options) == ("own", 7, {"colour": "blue"})
+    recipe = read_recipe(path, {"head.colour": "blue"}, method="own")
+    assert (recipe.head.name, recipe.ways, recipe.head.options) == ("own", 7, {"colour": "blue"})
     monkeypatch.undo()
     with pytest.raises(UserError, match="There is no method 'own'"):
         find_method("own")

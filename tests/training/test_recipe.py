@@ -1,9 +1,23 @@
+import json
 import math
+import re
 
 import pytest
 
-from gpldla.heads import create_head
-from gpldla.training.recipe import Recipe, list_recipes, make_recipe, parse_override, read_recipe
+from gpldla.classifier.shipped import MODELS
+from gpldla.heads import create_head, head_options, list_heads
+from gpldla.training.recipe import (
+    HeadSettings,
+    Recipe,
+    flatten,
+    list_recipes,
+    make_recipe,
+    parse_override,
+    read_recipe,
+    setting_types,
+    stored_settings,
+)
+from gpldla.training.setting_names import current_command
 from gpldla.utils.errors import UserError
 
 
@@ -27,13 +41,15 @@ class TestSettings:
             ("learning_rat", "learning_rate"),
             ("way", "ways"),
             ("head_learning_rats", "head_learning_rate"),
-            ("head_n_sample", "head_n_samples"),
-            ("validation_episode", "validation_episodes"),
+            ("head.nam", "head.name"),
+            ("base.epoch", "base.epochs"),
+            ("head.n_sample", "head.n_samples"),
+            ("validation.episode", "validation.episodes"),
         ],
     )
     def test_an_unknown_key_suggests_the_nearest(self, wrong, nearest):
         with pytest.raises(
-            UserError, match=rf"There is no recipe setting '{wrong}'.*did you mean '{nearest}'\?"
+            UserError, match=rf"There is no recipe setting '{re.escape(wrong)}'.*did you mean '{nearest}'\?"
         ):
             make_recipe({wrong: 1})
 
@@ -49,16 +65,18 @@ class TestSettings:
             ("separate_groups", 1, "bool"),
             ("separate_groups", "true", "bool"),
             ("dataset", 3, "str"),
-            ("head", 3, "str"),
+            ("head.name", 3, "str"),
             ("backbone", ["conv4"], "str"),
-            ("head_n_samples", "ten", "int"),
-            ("head_n_samples", 2.5, "int"),
-            ("head_normalize", "no", "bool"),
-            ("head_beta", "big", "float"),
+            ("head.n_samples", "ten", "int"),
+            ("head.n_samples", 2.5, "int"),
+            ("head.normalize", "no", "bool"),
+            ("head.beta", "big", "float"),
         ],
     )
     def test_a_wrong_type_is_named(self, key, value, kind):
-        with pytest.raises(UserError, match=rf"Recipe setting {key} = .* must be of type {kind}\."):
+        with pytest.raises(
+            UserError, match=rf"Recipe setting {re.escape(key)} = .* must be of type {kind}\."
+        ):
             make_recipe({key: value})
 
     @pytest.mark.parametrize(
@@ -66,8 +84,8 @@ class TestSettings:
         [
             ("episodes", 0),
             ("episodes_per_update", 0),
-            ("turns", 0),
-            ("turns", 18),
+            ("folds", 0),
+            ("folds", 18),
             ("log_every", -1),
             ("checkpoint_every", 0),
             ("decay_every", 0),
@@ -75,9 +93,9 @@ class TestSettings:
             ("learning_rate", math.inf),
             ("head_learning_rate", math.nan),
             ("decay_factor", -1.0),
-            ("validation_episodes", 1),
-            ("temperature_episodes", 0),
-            ("validate_every", -1),
+            ("validation.episodes", 1),
+            ("validation.temperature_episodes", 0),
+            ("validation.every", -1),
             ("ema", 1.0),
             ("ema", -0.1),
             ("ema", math.nan),
@@ -98,26 +116,28 @@ class TestSettings:
         with pytest.raises(UserError, match=f"Recipe setting {key} = .* must be "):
             make_recipe({key: value})
 
-    def test_turns_would_mix_groups(self):
-        with pytest.raises(UserError, match="Recipe setting turns = 2 must be 1 with separate_groups"):
-            make_recipe({"turns": 2, "separate_groups": True})
+    def test_folds_would_mix_groups(self):
+        with pytest.raises(UserError, match="Recipe setting folds = 2 must be 1 with separate_groups"):
+            make_recipe({"folds": 2, "separate_groups": True})
 
-    def test_flat_settings_make_the_same_recipe_again(self):
-        recipe = make_recipe({"ways": 7, "head_n_samples": 3, "head_priors": [0.5, 0.5]})
-        assert make_recipe(recipe.flat()) == recipe
+    def test_the_settings_of_a_recipe_make_the_same_one_again(self):
+        recipe = make_recipe({"ways": 7, "head.n_samples": 3, "head.priors": [0.5, 0.5]})
+        assert make_recipe(recipe.as_dict()) == recipe
+        assert make_recipe(flatten(recipe.as_dict())) == recipe
+        assert make_recipe(json.loads(json.dumps(recipe.as_dict()))) == recipe
 
 
 class TestHeadOptions:
     def test_go_to_the_head(self):
-        recipe = make_recipe({"head_n_samples": 3, "head_beta": 2, "head_predictive": "probit"})
-        assert recipe.head_options == {"n_samples": 3, "beta": 2.0, "predictive": "probit"}
-        assert create_head(recipe.head, **recipe.head_options).n_samples == 3
+        recipe = make_recipe({"head.n_samples": 3, "head.beta": 2, "head.predictive": "probit"})
+        assert recipe.head.options == {"n_samples": 3, "beta": 2.0, "predictive": "probit"}
+        assert create_head(recipe.head.name, **recipe.head.options).n_samples == 3
 
     @pytest.mark.parametrize("beta", [2.0, 2, "auto"])
     def test_a_number_may_stand_where_auto_is_the_default(self, beta):
-        recipe = make_recipe({"head": "gpldla-auto", "head_beta": beta})
-        assert recipe.head_options == {"beta": beta}
-        create_head(recipe.head, 8, **recipe.head_options)
+        recipe = make_recipe({"head.name": "gpldla-auto", "head.beta": beta})
+        assert recipe.head.options == {"beta": beta}
+        create_head(recipe.head.name, 8, **recipe.head.options)
 
     @pytest.mark.parametrize("option", [{"beta": "much"}, {"normalize": "no"}])
     def test_what_a_head_cannot_be_given_is_a_sentence(self, option):
@@ -127,31 +147,33 @@ class TestHeadOptions:
     def test_the_learning_rate_of_the_head_is_no_option_of_it(self):
         recipe = make_recipe({"head_learning_rate": 0.1})
         assert recipe.head_learning_rate == 0.1
-        assert recipe.head_options == {}
+        assert recipe.head.options == {}
 
     def test_options_are_those_of_the_chosen_head(self):
-        assert make_recipe({"head": "protonet", "head_normalize": True}).head_options == {"normalize": True}
+        assert make_recipe({"head.name": "protonet", "head.normalize": True}).head.options == {
+            "normalize": True
+        }
 
     @pytest.mark.parametrize("head", ["gpldla", "protonet"])
     def test_an_unknown_one_is_named_with_the_head(self, head):
-        with pytest.raises(UserError, match=f"There is no recipe setting 'head_colour' with head '{head}'"):
-            make_recipe({"head": head, "head_colour": "red"})
+        with pytest.raises(UserError, match=f"There is no recipe setting 'head.colour' with head '{head}'"):
+            make_recipe({"head.name": head, "head.colour": "red"})
 
     def test_an_option_of_another_head_is_refused(self):
         with pytest.raises(
-            UserError, match="There is no recipe setting 'head_n_samples' with head 'protonet'"
+            UserError, match=r"There is no recipe setting 'head\.n_samples' with head 'protonet'"
         ):
-            make_recipe({"head": "protonet", "head_n_samples": 3})
+            make_recipe({"head.name": "protonet", "head.n_samples": 3})
 
     def test_a_recipe_made_in_python_is_checked_too(self):
         with pytest.raises(
             UserError, match=r"Head 'gpldla' has no option 'n_sample'; did you mean 'n_samples'\?"
         ):
-            Recipe(head_options={"n_sample": 3})
+            HeadSettings(options={"n_sample": 3})
 
     def test_an_unknown_head_suggests_the_nearest(self):
         with pytest.raises(UserError, match=r"There is no head 'gplda'; did you mean 'gpldla'\?"):
-            make_recipe({"head": "gplda"})
+            make_recipe({"head.name": "gplda"})
 
 
 class TestReading:
@@ -169,9 +191,9 @@ class TestReading:
         assert (recipe.ways, recipe.dataset) == (3, "digits")
 
     def test_overrides_win(self, tmp_path):
-        (tmp_path / "own.toml").write_text("ways = 3\nshots = 2\nhead_n_samples = 4\n")
-        recipe = read_recipe(tmp_path / "own.toml", {"ways": 9, "head_n_samples": 5})
-        assert (recipe.ways, recipe.shots, recipe.head_options) == (9, 2, {"n_samples": 5})
+        (tmp_path / "own.toml").write_text("ways = 3\nshots = 2\n[head]\nn_samples = 4\n")
+        recipe = read_recipe(tmp_path / "own.toml", {"ways": 9, "head.n_samples": 5})
+        assert (recipe.ways, recipe.shots, recipe.head.options) == (9, 2, {"n_samples": 5})
 
     def test_an_unknown_name_suggests_the_nearest(self):
         with pytest.raises(UserError, match=r"There is no recipe 'demos'; did you mean 'demo'\?"):
@@ -194,10 +216,12 @@ class TestReading:
         with pytest.raises(UserError, match="is not readable TOML"):
             read_recipe(tmp_path / "own.toml")
 
-    @pytest.mark.parametrize("content", ["[head]\nname = 1", "[episode]\nways = 5"])
-    def test_settings_are_flat(self, tmp_path, content):
+    @pytest.mark.parametrize(
+        ("content", "name"), [("[head]\nname = 1", "head.name"), ("[episode]\nways = 5", "episode.ways")]
+    )
+    def test_a_wrong_table_is_named(self, tmp_path, content, name):
         (tmp_path / "own.toml").write_text(content)
-        with pytest.raises(UserError, match="ecipe setting"):
+        with pytest.raises(UserError, match=f"ecipe setting '?{name}"):
             read_recipe(tmp_path / "own.toml")
 
 
@@ -212,7 +236,7 @@ class TestOverrides:
             ("dataset=glyphs", "dataset", "glyphs"),
             ("dataset=glyphs-digits", "dataset", "glyphs-digits"),
             ('dataset="glyphs"', "dataset", "glyphs"),
-            ("head_priors=[0.5, 0.5]", "head_priors", [0.5, 0.5]),
+            ("head.priors=[0.5, 0.5]", "head.priors", [0.5, 0.5]),
             ("precision=32-true", "precision", "32-true"),
             ("dataset=a=b", "dataset", "a=b"),
             ("dataset=", "dataset", ""),
@@ -256,8 +280,106 @@ class TestSchedules:
 
 
 def test_another_head_does_without_the_options_of_the_recipes():
-    assert read_recipe("omniglot-emnist").head_options == {"dimension": 400}
-    assert read_recipe("omniglot-emnist", {"head": "gpldla"}).head_options == {"dimension": 400}
-    assert read_recipe("omniglot-emnist", {"head": "protonet"}).head_options == {}
-    own = {"head": "protonet", "head_normalize": True}
-    assert read_recipe("omniglot-emnist", own).head_options == {"normalize": True}
+    assert read_recipe("omniglot-emnist").head.options == {"dimension": 400}
+    assert read_recipe("omniglot-emnist", {"head.name": "gpldla"}).head.options == {"dimension": 400}
+    assert read_recipe("omniglot-emnist", {"head.name": "protonet"}).head.options == {}
+    own = {"head.name": "protonet", "head.normalize": True}
+    assert read_recipe("omniglot-emnist", own).head.options == {"normalize": True}
+
+
+class TestTables:
+    def test_tables_and_dotted_names_are_the_same(self):
+        tables = {"ways": 7, "head": {"name": "lda", "power": 0.5}, "base": {"epochs": 3}}
+        dotted = {"ways": 7, "head.name": "lda", "head.power": 0.5, "base.epochs": 3}
+        assert make_recipe(tables) == make_recipe(dotted)
+
+    def test_a_file_with_tables(self, tmp_path):
+        (tmp_path / "own.toml").write_text(
+            'ways = 7\n[head]\nname = "lda"\npower = 0.5\n[base]\nepochs = 3\n[validation]\nevery = 5\n'
+        )
+        recipe = read_recipe(tmp_path / "own.toml")
+        assert (recipe.head, recipe.base.epochs) == (HeadSettings("lda", {"power": 0.5}), 3.0)
+        assert (recipe.ways, recipe.validation.every) == (7, 5)
+
+    def test_validation_has_the_shots_of_training_unless_it_names_its_own(self):
+        assert make_recipe({"shots": 3}).validation_shots == 3
+        assert make_recipe({"shots": 3, "validation.shots": 1}).validation_shots == 1
+
+    @pytest.mark.parametrize("head", list_heads())
+    def test_the_types_of_all_settings_are_in_one_place(self, head):
+        types = setting_types(head)
+        assert {name for name in types if name.startswith("head.")} == {
+            "head.name",
+            *(f"head.{option}" for option in head_options(head)),
+        }
+        assert flatten(make_recipe({"head.name": head}).as_dict()).keys() <= types.keys()
+
+    @pytest.mark.parametrize("head", list_heads())
+    def test_no_option_of_a_head_is_called_as_its_name_is(self, head):
+        assert "name" not in head_options(head)
+
+
+class TestOlderNames:
+    """Recipes were flat once, with the names of tables as prefixes."""
+
+    @pytest.mark.parametrize(
+        ("old", "value", "sentence"),
+        [
+            ("head", "lda", 'head is written head.name now: [head] name = "lda".'),
+            ("head_power", 0.7, "head_power is written head.power now: [head] power = 0.7."),
+            ("base_epochs", 30, "base_epochs is written base.epochs now: [base] epochs = 30."),
+            ("validate_every", 0, "validate_every is written validation.every now: [validation] every = 0."),
+            (
+                "validation_shots",
+                5,
+                "validation_shots is written validation.shots now: [validation] shots = 5.",
+            ),
+            (
+                "temperature_episodes",
+                9,
+                "temperature_episodes is written validation.temperature_episodes now:"
+                " [validation] temperature_episodes = 9.",
+            ),
+            ("turns", 6, "turns is written folds now: folds = 6."),
+        ],
+    )
+    def test_one_sentence_shows_the_new_form(self, old, value, sentence):
+        with pytest.raises(UserError) as error:
+            make_recipe({old: value})
+        assert str(error.value) == sentence
+
+    def test_a_flat_file_is_answered_with_all_that_changes(self, tmp_path):
+        (tmp_path / "own.toml").write_text('head = "lda"\nways = 7\nhead_power = 0.5\nturns = 2\n')
+        with pytest.raises(UserError, match=r"head is .*; head_power is .*; turns is written folds now"):
+            read_recipe(tmp_path / "own.toml")
+
+    def test_what_a_model_stored_is_read_in_both_forms(self):
+        flat = {"dataset": "cub", "head": "gpldla", "head_power": 0.7, "head_learning_rate": 0.1, "turns": 6}
+        flat |= {"validation_shots": 5, "base_validate_every": 3, "validate_every": 7}
+        settings = stored_settings(flat)
+        assert settings == {
+            "dataset": "cub",
+            "head.name": "gpldla",
+            "head.power": 0.7,
+            "head_learning_rate": 0.1,
+            "folds": 6,
+            "validation.shots": 5,
+            "base.validate_every": 3,
+            "validation.every": 7,
+        }
+        recipe = make_recipe(settings | {"shots": 11, "queries": 1})
+        assert stored_settings(recipe.as_dict()) == flatten(recipe.as_dict())
+
+    def test_shipped_models_say_what_they_were_trained_by(self):
+        for config in sorted(MODELS.glob("*/config.json")):
+            stored = json.loads(config.read_text("utf-8"))
+            recipe = make_recipe(stored_settings(stored["info"]["recipe"]))
+            assert (recipe.head.name, recipe.head.options) == (stored["head"], stored["head_options"])
+
+    def test_a_command_gets_the_new_names(self):
+        command = (
+            "gpldla train cub -o runs/x --set head_power=0.6 --set turns=6 --set ways=5 && gpldla eval runs/x"
+        )
+        assert current_command(command) == (
+            "gpldla train cub -o runs/x --set head.power=0.6 --set folds=6 --set ways=5 && gpldla eval runs/x"
+        )

@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from gpldla.classifier.few_shot import FewShotClassifier
 from gpldla.classifier.model import FewShotModel
+from gpldla.evaluation import PartEvaluator
 from gpldla.heads import Head, Posterior, register_head
 from gpldla.heads import base as heads_base
 from gpldla.training import checkpoint
@@ -220,7 +221,7 @@ def test_what_a_kill_left_of_a_state_goes(tmp_path):
 def test_how_often_is_reported_changes_no_weight(tmp_path):
     seldom, often = (
         run(
-            tiny_recipe(head="relationnet", backbone="conv4snp", log_every=every, validate_every=0),
+            tiny_recipe(head="relationnet", backbone="conv4snp", log_every=every, validation__every=0),
             tmp_path / f"{every}",
         )
         for every in (12, 1)
@@ -237,10 +238,10 @@ class TestWhatValidationCannotDo:
     @pytest.mark.parametrize(
         ("settings", "sentence"),
         [
-            ({"validation_ways": 5}, "For validation .*validation_ways.*: .* ask for fewer ways"),
-            ({"validation_queries": 9}, "For validation .*validation_queries.*: .* ask for fewer"),
-            ({"head_priors": [0.2, 0.8]}, "priors"),
-            ({"head": "maml", "head_ways": 2}, "ways"),
+            ({"validation.ways": 5}, "For .validation. .*ways.*: .* ask for fewer ways"),
+            ({"validation.queries": 9}, "For .validation. .*queries.*: .* ask for fewer"),
+            ({"head.priors": [0.2, 0.8]}, "priors"),
+            ({"head": "maml", "head.ways": 2}, "ways"),
         ],
     )
     def test_is_said_before_the_training(self, tmp_path, nothing_trained, settings, sentence):
@@ -249,15 +250,15 @@ class TestWhatValidationCannotDo:
         assert not (tmp_path / "run").exists()
 
     def test_predictions_that_are_no_numbers_are_no_accuracy(self, tmp_path, monkeypatch):
-        plain = training.PartEvaluator.predict
+        plain = PartEvaluator.predict
 
         def spoilt(self, *args, **options):
             predictions = plain(self, *args, **options)
             predictions.log_prob[0, 0] = torch.nan
             return predictions
 
-        monkeypatch.setattr(training.PartEvaluator, "predict", spoilt)
-        with pytest.raises(UserError, match="validation classes are no numbers after 4 episodes; use other"):
+        monkeypatch.setattr(PartEvaluator, "predict", spoilt)
+        with pytest.raises(UserError, match="validation classes are NaN after 4 episodes; use other"):
             run(tiny_recipe(), tmp_path)
 
 
@@ -289,11 +290,11 @@ class StopAfter:
 
 def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
     """SIGKILL loses what came after the last checkpoint and nothing else."""
-    recipe = tiny_recipe(episodes=40, validate_every=10, checkpoint_every=10)
+    recipe = tiny_recipe(episodes=40, validation__every=10, checkpoint_every=10)
     code = (
-        "from tests.helpers import tiny_protocol, tiny_recipe; from gpldla import training;"
+        "from tests.helpers import tiny_protocol, tiny_recipe; from gpldla.training import run as training;"
         "training.load_protocol = tiny_protocol;"
-        "training.train(tiny_recipe(episodes=40, validate_every=10, checkpoint_every=10),"
+        "training.train(tiny_recipe(episodes=40, validation__every=10, checkpoint_every=10),"
         f" {str(tmp_path / 'killed')!r}, accelerator='cpu', show_progress=False)"
     )
     process = subprocess.Popen([sys.executable, "-c", code])
@@ -303,7 +304,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert checkpoint.TrainingState.read(state.parent).numbers["done"] % 10 == 0
+    assert checkpoint.TrainingState.read(state.parent).values["done"] % 10 == 0
     resumed = run(recipe, tmp_path / "killed")
     whole = run(recipe, tmp_path / "whole")
     for name, tensor in whole.model.state_dict().items():
@@ -333,7 +334,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     assert process.returncode == 130
     assert "the same command goes on from here" in errors
     assert "Traceback" not in errors
-    assert checkpoint.TrainingState.read(tmp_path / "run").numbers["done"] > 0
+    assert checkpoint.TrainingState.read(tmp_path / "run").values["done"] > 0
 
 
 def test_a_half_written_state_is_named(tmp_path):
@@ -344,7 +345,7 @@ def test_a_half_written_state_is_named(tmp_path):
 
 def test_training_learns(tmp_path):
     """A few episodes are enough to beat the untrained network by far."""
-    run(tiny_recipe(episodes=40, ways=4, queries=5, log_every=10, validate_every=0, ema=0.0), tmp_path)
+    run(tiny_recipe(episodes=40, ways=4, queries=5, log_every=10, validation__every=0, ema=0.0), tmp_path)
     losses = [row["loss"] for row in metrics(tmp_path) if "loss" in row]
     assert losses[-1] < 0.7 * losses[0]
 
@@ -446,7 +447,7 @@ def test_the_network_decays_and_the_prior_does_not(tmp_path):
         for decay in (0.0, 0.5)
     )
     torch.manual_seed(tiny_recipe().seed)
-    start = FewShotModel(tiny_recipe().backbone, tiny_recipe().head)
+    start = FewShotModel(tiny_recipe().backbone, tiny_recipe().head.name)
     for name, weight in start.backbone.named_parameters():
         name = f"backbone.{name}"
         torch.testing.assert_close(plain[name] - decayed[name], 0.005 * weight.detach(), rtol=1e-3, atol=1e-7)
@@ -469,7 +470,7 @@ class TestDamagedFolders:
     @staticmethod
     def change(folder, changed):
         state = checkpoint.TrainingState.read(folder)
-        changed(state.tensors, state.numbers)
+        changed(state.tensors, state.values)
         state.write(folder)
 
     def test_half_a_line_of_metrics_does_no_harm(self, half):
@@ -491,7 +492,7 @@ class TestDamagedFolders:
     )
     def test_a_state_that_is_not_whole_is_named(self, half, changed):
         self.change(half, changed)
-        with pytest.raises(UserError, match="is not the whole state of this training"):
+        with pytest.raises(UserError, match="is not a complete state of this training"):
             run(tiny_recipe(), half)
 
     @pytest.mark.parametrize("numbers", [5, None, {"recipe": "x"}])

@@ -13,11 +13,13 @@ from rich.console import Console
 from gpldla.classifier.model import FewShotModel
 from gpldla.data import Part
 from gpldla.training import run as training
+from gpldla.training.base_stage import BaseStage
 from gpldla.training.checkpoint import TrainingState
+from gpldla.training.episode_stage import EpisodeStage
 from gpldla.training.metrics import METRICS
-from gpldla.training.recipe import Recipe, make_recipe
+from gpldla.training.recipe import BaseSettings, flatten, make_recipe
 from gpldla.training.run import train
-from gpldla.training.stages import BaseStage, EpisodeStage, StageContext
+from gpldla.training.stage import StageContext
 from gpldla.utils.errors import UserError
 from tests.helpers import tiny_protocol, tiny_recipe, tiny_set, whole
 
@@ -34,8 +36,8 @@ def tiny_data():
 
 def short_recipe(**settings):
     """Three epochs of two batches, and, for heads that have them, four episodes."""
-    defaults = {"base_epochs": 3, "base_batch": 16, "base_validate_every": 1}
-    return tiny_recipe(**{**defaults, "episodes": EPISODES, "validate_every": 2, **settings})
+    defaults = {"base.epochs": 3, "base.batch": 16, "base.validate_every": 1}
+    return tiny_recipe(**{**defaults, "episodes": EPISODES, "validation.every": 2, **settings})
 
 
 def run(recipe, folder, **options):
@@ -145,7 +147,7 @@ def test_a_head_without_parameters_has_no_episodes(trained, head):
         ({"head": "simpleshot"}, {"weight", "bias"}),
         ({"head": "gpldla-auto"}, {"weight", "bias"}),
         ({"head": "baseline++"}, {"directions", "norms"}),
-        ({"head": "simpleshot", "base_classifier": "cosine"}, {"directions", "norms"}),
+        ({"head": "simpleshot", "base.classifier": "cosine"}, {"directions", "norms"}),
     ],
 )
 def test_the_classifier_is_what_the_head_asks_for_unless_the_recipe_names_one(trained, settings, layer):
@@ -167,7 +169,7 @@ def test_the_base_mean_is_the_mean_feature_of_all_base_images(trained, ema):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"head": "simpleshot", "base_epochs": 10},
+        {"head": "simpleshot", "base.epochs": 10},
         {"head": "gpldla", "episodes": 20},
         {"head": "gpldla", "episodes": 40, "episodes_per_update": 2},
     ],
@@ -192,11 +194,11 @@ def test_a_head_that_centres_on_the_base_classes_needs_a_network_that_knows_them
     with pytest.raises(
         UserError, match=f"'{head}' needs a network that was trained on the base classes first"
     ):
-        run(short_recipe(head=head, base_classifier="none"), tmp_path)
+        run(short_recipe(head=head, base__classifier="none"), tmp_path)
 
 
 def test_a_head_that_does_not_centre_looks_at_no_base_mean(trained):
-    folder, _ = trained(head="simpleshot", head_transform="l2n")
+    folder, _ = trained(head="simpleshot", head__transform="l2n")
     assert not FewShotModel.from_pretrained(folder).head.base_mean.any()
 
 
@@ -209,7 +211,7 @@ def test_metaqda_trains_its_prior_on_a_frozen_network(tmp_path):
 
 
 def test_any_head_may_have_a_base_stage_as_a_start(tmp_path):
-    recipe = short_recipe(head="gpldla", base_classifier="linear")
+    recipe = short_recipe(head="gpldla", base__classifier="linear")
     before, after = before_and_after_episodes(recipe, tmp_path)
     assert {"blocks.0.0.weight", "blocks.3.1.running_mean"} <= differing(before, after, "backbone.")
     assert differing(before, after, "head.")
@@ -222,14 +224,14 @@ def before_and_after_episodes(recipe, folder):
     with stop_after(BATCHES):
         run(recipe, folder)
     state = TrainingState.read(folder)
-    assert (state.numbers["stage"], state.numbers["done"]) == (0, BATCHES)
+    assert (state.values["stage"], state.values["done"]) == (0, BATCHES)
     assert differing(state.tensors["best"], state.tensors["model"], "backbone."), "the best is not the last"
     assert run(recipe, folder).episodes == EPISODES
     return state.tensors["best"], TrainingState.read(folder).tensors["model"]
 
 
 def test_without_its_base_stage_a_head_learns_by_episodes(trained):
-    folder, result = trained(head="simpleshot", head_transform="un", base_classifier="none", ema=0.0)
+    folder, result = trained(head="simpleshot", head__transform="un", base__classifier="none", ema=0.0)
     assert result.episodes == EPISODES
     assert all("episode" in row for row in metrics(folder))
     torch.manual_seed(0)
@@ -240,28 +242,28 @@ def test_without_its_base_stage_a_head_learns_by_episodes(trained):
 
 def test_averaging_starts_anew_in_each_stage(tmp_path):
     with stop_after(BATCHES + 1):
-        run(short_recipe(head="gpldla", base_classifier="linear", ema=0.9), tmp_path)
+        run(short_recipe(head="gpldla", base__classifier="linear", ema=0.9), tmp_path)
     tensors = TrainingState.read(tmp_path).tensors
     averaged = {name.removeprefix("module."): t for name, t in tensors["averaged"].items()}
     assert differing(tensors["model"], averaged, "backbone.") == set()
 
 
 def test_a_loss_that_is_not_finite_names_the_rate_of_the_base_stage(tmp_path):
-    with pytest.raises(UserError, match=r"after \d batches; use a smaller base_learning_rate or"):
-        run(short_recipe(head="simpleshot", base_learning_rate=1e30), tmp_path)
+    with pytest.raises(UserError, match=r"after \d batches; use a smaller base\.learning_rate or"):
+        run(short_recipe(head="simpleshot", base__learning_rate=1e30), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("base_classifier", "quadratic"),
-        ("base_epochs", 0),
-        ("base_batch", 1),
-        ("base_optimizer", "lbfgs"),
-        ("base_learning_rate", 0.0),
-        ("base_weight_decay", -0.1),
-        ("base_schedule", "linear"),
-        ("base_validate_every", -1),
+        ("base.classifier", "quadratic"),
+        ("base.epochs", 0),
+        ("base.batch", 1),
+        ("base.optimizer", "lbfgs"),
+        ("base.learning_rate", 0.0),
+        ("base.weight_decay", -0.1),
+        ("base.schedule", "linear"),
+        ("base.validate_every", -1),
     ],
 )
 def test_an_impossible_setting_of_the_base_stage_is_named(key, value):
@@ -280,14 +282,14 @@ def test_episodes_that_the_base_classes_cannot_fill_are_refused_at_once(tmp_path
 
 def base_stage(classifier="linear", part=None, **settings):
     recipe = short_recipe(head="simpleshot", **settings)
-    model = FewShotModel(recipe.backbone, recipe.head)
+    model = FewShotModel(recipe.backbone, recipe.head.name)
     fabric = Fabric(accelerator="cpu", devices=1)
     return BaseStage(StageContext(recipe, model, part or whole(tiny_set()), fabric), classifier)
 
 
 def visited(**settings):
     """Return the numbers of the images of each batch, epoch by epoch."""
-    stage, seen = base_stage(base_batch=8, **settings), []
+    stage, seen = base_stage(base__batch=8, **settings), []
     draw = stage.context.sample_augmentations
     stage.context.sample_augmentations = lambda numbers, keys: (
         seen.append(numbers.tolist()) or draw(numbers, keys)
@@ -318,10 +320,10 @@ class TestBatches:
     def test_the_seed_alone_decides(self, epochs):
         torch.manual_seed(7)
         assert visited() == epochs
-        assert visited(seed=1, base_epochs=1) != epochs[:1]
+        assert visited(seed=1, base__epochs=1) != epochs[:1]
 
     def test_a_part_of_an_epoch(self):
-        assert [len(epoch) for epoch in visited(base_epochs=1.5)] == [4, 2]
+        assert [len(epoch) for epoch in visited(base__epochs=1.5)] == [4, 2]
 
     def test_labels_are_places_in_the_part(self):
         stage = base_stage(part=Part(tiny_set(), (3, 1)))  # nine images and seven
@@ -339,7 +341,7 @@ class TestRates:
         ],
     )
     def test_follow_the_schedule(self, schedule, factors):
-        stage = base_stage(base_epochs=4, base_schedule=schedule, base_learning_rate=0.3)
+        stage = base_stage(base__epochs=4, base__schedule=schedule, base__learning_rate=0.3)
         rates = []
         while stage.done < stage.total:
             stage.update()
@@ -351,7 +353,7 @@ class TestRates:
         [("sgd", torch.optim.SGD, {"momentum": 0.9, "nesterov": False}), ("adam", torch.optim.Adam, {})],
     )
     def test_the_optimizer_is_the_one_asked_for(self, name, kind, momentum):
-        stage = base_stage(base_optimizer=name, base_learning_rate=0.02, base_weight_decay=0.003)
+        stage = base_stage(base__optimizer=name, base__learning_rate=0.02, base__weight_decay=0.003)
         assert isinstance(stage.optimizer, kind)
         (group,) = stage.optimizer.param_groups
         assert group.items() >= {"lr": 0.02, "weight_decay": 0.003, **momentum}.items()
@@ -361,7 +363,7 @@ class TestRates:
 
     def test_a_step_of_descent_on_the_cross_entropy(self):
         """The first step of SGD is plain: p − rate·(gradient + decay·p)."""
-        stage = base_stage(base_batch=IMAGES, base_learning_rate=0.05, base_weight_decay=0.01)
+        stage = base_stage(base__batch=IMAGES, base__learning_rate=0.05, base__weight_decay=0.01)
         network, labels = stage.network.train(), [0] * 6 + [1] * 7 + [2] * 8 + [3] * 9
         before = [p.detach().clone() for p in network.parameters()]
         images = stage.context.images[torch.arange(IMAGES)]
@@ -403,9 +405,9 @@ VARIANTS = {
     "metaqda": {"head": "metaqda"},
     "start": {
         "head": "gpldla",
-        "base_classifier": "cosine",
-        "base_optimizer": "adam",
-        "base_learning_rate": 0.001,
+        "base.classifier": "cosine",
+        "base.optimizer": "adam",
+        "base.learning_rate": 0.001,
         "augment": "characters",
         "ema": 0.0,
     },
@@ -486,15 +488,35 @@ def test_a_finished_base_stage_stays_as_it_is(tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.*")} == before
 
 
+OLD_NAMES = {"head.name": "head", "folds": "turns", "validation.every": "validate_every"}
+OLD_NAMES |= {"validation.temperature_episodes": "temperature_episodes"}
+
+
+def test_a_checkpoint_with_the_older_names_of_settings_resumes(tmp_path, trained):
+    recipe = short_recipe(**VARIANTS["start"])
+    with stop_after(BATCHES + 1):
+        run(recipe, tmp_path)
+    state = TrainingState.read(tmp_path)
+    settings = flatten(recipe.as_dict())
+    flat = {OLD_NAMES.get(name, name.replace(".", "_")): value for name, value in settings.items()}
+    assert flat["head"] == "gpldla"
+    assert flat["base_classifier"] == "cosine"
+    state.values["recipe"] = flat
+    state.write(tmp_path)
+    assert_ends_like(tmp_path, run(recipe, tmp_path), trained(**VARIANTS["start"]))
+
+
 def test_a_checkpoint_from_before_there_were_stages_resumes(tmp_path, trained):
-    unused = {key: getattr(Recipe, key) for key in ("base_epochs", "base_batch", "base_validate_every")}
+    unused = {f"base.{key}": getattr(BaseSettings, key) for key in ("epochs", "batch", "validate_every")}
     recipe = short_recipe(head="gpldla", **unused)  # as they were before anyone could set them
     with stop_after(3):
         run(recipe, tmp_path)
     state = TrainingState.read(tmp_path)
-    del state.numbers["stage"]
-    state.numbers["recipe"] = {
-        key: value for key, value in recipe.flat().items() if not key.startswith("base_")
+    del state.values["stage"]
+    state.values["recipe"] = {
+        OLD_NAMES.get(key, key.replace(".", "_")): value
+        for key, value in flatten(recipe.as_dict()).items()
+        if not key.startswith("base.")
     }
     state.write(tmp_path)
     assert_ends_like(tmp_path, run(recipe, tmp_path), trained(head="gpldla"))

@@ -1,5 +1,7 @@
 """Blocks of a network that train on several episodes at once, each with the statistics of its own images."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -15,8 +17,8 @@ FEW_CHANNELS = 3  # what the kernel for a first convolution takes
 class EpisodeBlock(nn.Module):
     """A part of a network whose BatchNorms can treat each episode of a batch by itself.
 
-    episodes: 0 runs layer after layer. Otherwise so many episodes lie one after the other in a batch, and in
-    training kernels do what follows each convolution.
+    episodes: set by `EpisodeBatches`. 0 runs layer after layer. Otherwise so many episodes lie one after the
+    other in a batch, and in training kernels do what follows each convolution.
     """
 
     episodes = 0
@@ -52,20 +54,37 @@ class EpisodeBlock(nn.Module):
         return {"episodes": self.episodes, **{name: getattr(norm, name) for name in names}}
 
 
-def set_batch_episodes(network: nn.Module, episodes: int) -> bool:
-    """Let a network's batches be so many episodes; say whether that is possible.
+class EpisodeBatches:
+    """The switch of a network between ordinary batches and batches of several episodes.
 
-    It is where kernels serve and all BatchNorms of the network are in blocks that can do it. 0 episodes put
-    back the ordinary way.
+    Whoever trains the network owns one and runs forward and backward passes within `of`; outside of it the
+    network works layer after layer.
     """
-    blocks = [module for module in network.modules() if isinstance(module, EpisodeBlock)]
-    norms_in_blocks = sum(len(_norms(block)) for block in blocks)
-    weight = next(network.parameters(), torch.empty(0))
-    possible = bool(blocks) and norms_in_blocks == len(_norms(network)) and kernels.usable_for(weight)
-    possible &= weight.dtype == torch.float32  # float64 would lose its digits in a kernel
-    for block in blocks:
-        block.episodes = episodes if possible else 0
-    return possible
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+        self._blocks = [module for module in network.modules() if isinstance(module, EpisodeBlock)]
+
+    @property
+    def possible(self) -> bool:
+        """Whether kernels are usable and all BatchNorms of the network are in blocks that use them."""
+        norms_in_blocks = sum(len(_norms(block)) for block in self._blocks)
+        weight = next(self._network.parameters(), torch.empty(0))
+        possible = bool(self._blocks) and norms_in_blocks == len(_norms(self._network))
+        # float64 would lose its digits in a kernel
+        return possible and kernels.usable_for(weight) and weight.dtype == torch.float32
+
+    @contextmanager
+    def of(self, episodes: int) -> Iterator[None]:
+        """Let each batch be so many episodes, one after the other; only where that is `possible`."""
+        assert self.possible
+        for block in self._blocks:
+            block.episodes = episodes
+        try:
+            yield
+        finally:
+            for block in self._blocks:
+                block.episodes = 0
 
 
 def _norms(network: nn.Module) -> list[nn.Module]:

@@ -1,14 +1,13 @@
-"""How long meta-training and evaluation take, beside what the hardware allows."""
+"""How long meta-training and evaluation take, compared with what the hardware allows."""
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -22,19 +21,14 @@ from gpldla.classifier.model import FewShotModel
 from gpldla.data.protocols import Part, Protocol
 from gpldla.data.store import ImageSet, open_store, write_store
 from gpldla.evaluation import ProtocolEvaluator, Task
-from gpldla.training import compiled_loss
-from gpldla.training.graphed_update import GraphedUpdate
+from gpldla.training.episode_stage import EpisodeStage
 from gpldla.training.recipe import make_recipe
-from gpldla.training.stages import EpisodeStage, StageContext
+from gpldla.training.stage import Acceleration, StageContext
 from gpldla.utils.progress import SILENT, Reporter
 from gpldla.utils.provenance import provenance
 from gpldla.utils.timing import now, two_digits
 
-CLASSES, IMAGES_PER_CLASS, SIDE = (
-    50,
-    59,
-    224,
-)  # the size of CUB's novel part
+CLASSES, IMAGES_PER_CLASS, SIDE = 50, 59, 224  # the size of CUB's novel part
 SECONDS_PER_CASE = {"cuda": 2.0, "cpu": 5.0}
 ROUNDS = 5
 EVALUATED_EPISODES, EVALUATED_REPEATS = 600, 5
@@ -42,7 +36,7 @@ EVALUATED_EPISODES, EVALUATED_REPEATS = 600, 5
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train: on which network, in which arithmetic, and by which of the means."""
+    """One way to train: on which network, in which precision, and with which acceleration."""
 
     label: str
     backbone: str
@@ -64,27 +58,27 @@ def cases(device: torch.device) -> list[Case]:
         Case("graphs and kernels", *small, "32-true"),
         Case("graphs and kernels, bfloat16", *small, "bf16-mixed"),
         Case("the same, compiled head", *small, "bf16-mixed", compiled=True),
-        Case("the same, 4 episodes an update", *small, "bf16-mixed", 4, compiled=True),
-        Case("the same, 16 episodes an update", *small, "bf16-mixed", 16, compiled=True),
+        Case("the same, 4 episodes per update", *small, "bf16-mixed", 4, compiled=True),
+        Case("the same, 16 episodes per update", *small, "bf16-mixed", 16, compiled=True),
         Case("plain operations, bfloat16", *large, "bf16-mixed", graphs=False),
         Case("graphs and kernels, bfloat16", *large, "bf16-mixed"),
         Case("the same, compiled head", *large, "bf16-mixed", compiled=True),
     ]
 
 
-# ---- what an episode must cost
+# ---- the least that an episode costs
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one image: operations of all products, and bytes between memory and chip."""
+    """Of one image: floating-point operations, and bytes between memory and chip."""
 
     operations: float
     bytes: float
 
 
 def image_cost(backbone: str, bytes_per_value: int) -> Cost:
-    """Count what one image costs in a training step, at the least.
+    """Return the least that one image costs in a training step.
 
     Operations: two for each product of the convolutions, in the forward pass and for both gradients; images
     have none. Bytes: what a convolution reads is written once and read once in the forward pass; it is read
@@ -117,7 +111,7 @@ def image_cost(backbone: str, bytes_per_value: int) -> Cost:
 
 
 def hardware(device: torch.device) -> dict[str, float]:
-    """Measure two ceilings: operations a second of a large product, and bytes a second of a large copy."""
+    """Measure two limits: operations per second of a large product, bytes per second of a large copy."""
     on_gpu = device.type == "cuda"
     n = 8192 if on_gpu else 2048
     a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16 if on_gpu else torch.float32) for _ in "ab")
@@ -135,7 +129,7 @@ def hardware(device: torch.device) -> dict[str, float]:
 def bench_training(
     device: torch.device, *, rounds: int = ROUNDS, reporter: Reporter = SILENT
 ) -> dict[str, Any]:
-    """Measure every case on generated images: speed does not depend on what they show."""
+    """Measure every case on random images: speed does not depend on what they show."""
     images = generated_images()
     limits = hardware(device)
     rows = []
@@ -172,7 +166,7 @@ def _measure(
 ) -> dict[str, Any]:
     stage = _stage(case, images, device)
     images_per_episode = stage.images_per_episode
-    with nullcontext() if case.graphs else patch.object(kernels, "usable_for", lambda tensor: False):
+    with nullcontext() if case.graphs else kernels.USE.disabled():
         for _ in range(5 if device.type == "cuda" else 1):  # warm-up, and the recording of a graph
             stage.update()
         seconds = _seconds(stage.update, device, rounds) / case.episodes_per_update
@@ -199,7 +193,7 @@ def _measure(
 
 
 def _stage(case: Case, images: ImageSet, device: torch.device) -> EpisodeStage:
-    """Return a stage that trains as the case says; sampling and changes to images are part of its updates."""
+    """Return a stage for a case; its updates include sampling and augmentation."""
     recipe = make_recipe(
         {
             "dataset": "cub",
@@ -217,20 +211,8 @@ def _stage(case: Case, images: ImageSet, device: torch.device) -> EpisodeStage:
     torch.manual_seed(0)
     model = FewShotModel(case.backbone).to(device)
     part = Part(images, tuple(range(CLASSES)))
-    with _training_settings(case):
-        return EpisodeStage(StageContext(recipe, model, part, fabric), frozen_backbone=False)
-
-
-@contextmanager
-def _training_settings(case: Case) -> Iterator[None]:
-    """Let stages that are made inside train by the means of a case."""
-    with (
-        patch.object(compiled_loss, "MIN_UPDATES", 0 if case.compiled else 1 << 62),
-        patch.object(
-            GraphedUpdate, "is_supported", GraphedUpdate.is_supported if case.graphs else lambda *_: False
-        ),
-    ):
-        yield
+    acceleration = Acceleration(graphs=case.graphs, compile_from_updates=0 if case.compiled else None)
+    return EpisodeStage(StageContext(recipe, model, part, fabric, acceleration), frozen_backbone=False)
 
 
 def _evaluation_seconds(images: ImageSet, device: torch.device, rounds: int) -> dict[str, Any]:
@@ -264,7 +246,7 @@ def _evaluation_seconds(images: ImageSet, device: torch.device, rounds: int) -> 
 
 
 def _seconds(call: Callable[[], object], device: torch.device, rounds: int = 3) -> float:
-    """Return the median over rounds of the mean seconds a call; a GPU is waited for once a round."""
+    """Return the median over rounds of the mean seconds per call; a GPU is synchronised once per round."""
     call()
     started = now(device)
     call()
@@ -279,10 +261,10 @@ def _seconds(call: Callable[[], object], device: torch.device, rounds: int = 3) 
 
 
 def training_table(results: dict[str, Any]) -> Table:
-    """Show the time of an episode in every case, and how many times the floor that is."""
+    """Show the time per episode in every case, and how many times the floor that is."""
     evaluation = results["evaluation"]
     table = Table(
-        title="Meta-training, 5-way, 16 queries a class, sampling and changes to images included",
+        title="Meta-training, 5-way, 16 queries per class, sampling and augmentation included",
         title_justify="left",
         caption=f"The floor: {results['operations_a_second'] / 1e12:.3g} TFLOP/s and"
         f" {results['bytes_a_second'] / 1e12:.2g} TB/s, measured here.\n"
@@ -294,7 +276,7 @@ def training_table(results: dict[str, Any]) -> Table:
     )
     table.add_column("network", no_wrap=True)
     table.add_column("case", no_wrap=True)
-    for column in ("floor, ms", "ms an episode", "times the floor", "images/s"):
+    for column in ("floor, ms", "ms per episode", "times the floor", "images/s"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in results["rows"]:
         table.add_row(

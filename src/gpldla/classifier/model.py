@@ -1,6 +1,6 @@
 """FewShotModel: backbone, head and preprocessing as one thing to train, save, load and adapt."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,16 +139,18 @@ class FewShotModel(nn.Module):
         query_labels: Tensor,
         n_way: int,
         episodes: int = 1,
-        turns: Tensor | None = None,
+        folds: Tensor | None = None,
+        loss: Callable[..., Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the training loss of an episode, or the mean of several, and what the head consumed.
 
         images: prepared, support first, then query [n + q, c, h, w], and one episode after the other.
         BatchNorm sees them together. labels [n], query_labels [q].
-        turns: places [t, n + q] of an episode's images, see `fold_indices`; the loss is their mean
+        folds: indices [folds, n + q] into an episode's images, see `fold_indices`; the loss is their mean
+        loss: called in place of `head.loss`, such as the same compiled
         """
         represented = self.represent(images).unflatten(0, (episodes, -1))  # [episodes, n + q, ...]
-        consumed = represented if turns is None else represented[:, turns].flatten(0, 1)
+        consumed = represented if folds is None else represented[:, folds].flatten(0, 1)
         if len(consumed) == 1:
             consumed = consumed[0]
         else:
@@ -157,10 +159,11 @@ class FewShotModel(nn.Module):
         # The head's matrices are tiny and its accuracy matters: no reduced precision there.
         with torch.autocast(images.device.type, enabled=False):
             support, query = consumed.split(counts, dim=labels.dim() - 1)
-            loss = self.head.loss(
+            loss_function = self.head.loss if loss is None else loss
+            mean_loss = loss_function(
                 support, labels, query, query_labels, n_way, backbone=self.adaptable_backbone()
             )
-        return loss, (represented[0] if episodes == 1 else represented).detach()
+        return mean_loss, (represented[0] if episodes == 1 else represented).detach()
 
     def adaptable_backbone(self) -> Backbone | None:
         """Return the network for heads that adapt it."""

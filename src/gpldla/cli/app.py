@@ -227,7 +227,7 @@ def evaluate(
         access=_access(data_root, cache),
     )
     if shots is None:  # as validation had them, which need not be as training had them
-        shots = recipe.get("validation_shots") or recipe.get("shots", 1)
+        shots = recipe.get("validation.shots") or recipe.get("shots", 1)
     task = Task(ways, shots, queries, separate_groups)
     result = ProtocolEvaluator(loaded, protocol).evaluate(task, episodes=episodes, repeats=repeats, seed=seed)
     numbers = {"model": str(model), "predictive": predictive or "default", **result.numbers}
@@ -239,11 +239,12 @@ def evaluate(
 
 def _recipe_of(model: "FewShotModel", name: Path) -> dict[str, Any]:
     """Return the settings that a model says it was trained with, if any; files may say anything."""
-    recipe = model.info.get("recipe", {}) if isinstance(model.info, dict) else None
-    kinds = {"dataset": str, "stored_side": int, "validation_shots": int, "shots": int}
-    if not isinstance(recipe, dict) or any(
-        not isinstance(recipe.get(key, kind()), kind) for key, kind in kinds.items()
-    ):
+    from gpldla.training.recipe import stored_settings
+
+    stored = model.info.get("recipe", {}) if isinstance(model.info, dict) else None
+    recipe = stored_settings(stored) if isinstance(stored, dict) else None
+    kinds = {"dataset": str, "stored_side": int, "validation.shots": int, "shots": int}
+    if recipe is None or any(not isinstance(recipe.get(key, kind()), kind) for key, kind in kinds.items()):
         raise UserError(f"{name} has a recipe that is none in its config.json; train the model anew.")
     return recipe
 

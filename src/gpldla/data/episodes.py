@@ -30,17 +30,18 @@ class Episodes:
     classes: Tensor
 
 
-def fold_indices(ways: int, shots: int, queries: int, turns: int) -> Tensor:
-    """Return places in an episode [turns, n + q]: its images, support first, as each turn has them.
+def fold_indices(ways: int, shots: int, queries: int, folds: int) -> Tensor:
+    """Return indices into an episode's images, support first, as each fold has them: [folds, n + q].
 
-    The first turn leaves them as they were drawn. From turn to turn each class moves on by as many images as
-    lets all of them come round: with 1 shot, 4 queries and 5 turns each image is the support once.
+    The first fold leaves them as they were drawn. From fold to fold the images of each class are rotated,
+    evenly over all of them: with 1 shot, 4 queries and 5 folds each image is the support once, and with as
+    many folds as images per class and one query each image is the query once (leave-one-out).
     """
     support = torch.arange(ways * shots).view(ways, shots)
     query = ways * shots + torch.arange(ways * queries).view(ways, queries)
     of_class = torch.cat([support, query], dim=1)  # [ways, shots + queries]
-    moved = [of_class.roll(-(turn * (shots + queries) // turns), dims=1) for turn in range(turns)]
-    return torch.stack([torch.cat([m[:, :shots].flatten(), m[:, shots:].flatten()]) for m in moved])
+    rotated = [of_class.roll(-(fold * (shots + queries) // folds), dims=1) for fold in range(folds)]
+    return torch.stack([torch.cat([r[:, :shots].flatten(), r[:, shots:].flatten()]) for r in rotated])
 
 
 class EpisodeSampler:

@@ -101,15 +101,12 @@ class Head(nn.Module, ABC):
     base_stage: the classifier that the network is trained with on the base classes before episodes start,
                 "linear" or "cosine", or None. After that stage the network stays as it is, and episodes
                 train the head's own parameters, if it has any.
-    capturable: whether `loss` can be recorded as a CUDA graph, for a batch of episodes too: it never looks at
-                values, and the loss of a batch is the mean of its episodes' losses.
     needs_base_mean: whether the head has a buffer `base_mean` [d] to be filled with the mean feature of
                 the base classes once the network is trained on them.
     """
 
     consumes: ClassVar[Literal["features", "maps", "backbone"]] = "features"
     base_stage: ClassVar[Literal["linear", "cosine"] | None] = None
-    capturable: ClassVar[bool] = False
     needs_base_mean: bool = False
 
     @abstractmethod
@@ -192,6 +189,13 @@ class Head(nn.Module, ABC):
     def restore(self, state: Mapping[str, Tensor]) -> Posterior | None:
         """Return the posterior whose `state` this is; None where it has to be adapted again."""
         return None
+
+    def capturable(self) -> bool:
+        """Return whether `loss` can be recorded as a CUDA graph, for a batch of episodes too.
+
+        That is where it never reads values, and the loss of a batch is the mean of its episodes' losses.
+        """
+        return False
 
     def scalars(self) -> dict[str, float]:
         """Return the learned numbers worth watching during training, by name."""

@@ -57,7 +57,6 @@ class GPLDLAAuto(GPLDLA):
     """
 
     base_stage = "linear"
-    capturable = False  # it looks at the values of a task
     learns_prior = False  # the task decides, or the options do
 
     def __init__(
@@ -138,6 +137,10 @@ class GPLDLAAuto(GPLDLA):
     ) -> TaskPosterior:
         """Adapt to examples that count `weights` times [..., n]; None is once each."""
         return self.adapt(support, labels, n_way, backbone=backbone, weights=weights)
+
+    def capturable(self) -> bool:
+        """Return False: the values of a task decide what is computed."""
+        return False
 
     def posterior_in_space(
         self,

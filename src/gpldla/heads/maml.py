@@ -60,8 +60,8 @@ class MAML(Head):
         check_episode(support, labels, n_way)
         if self.ways and n_way != self.ways:
             raise UserError(
-                f"This MAML has a last layer for {self.ways} classes; train one with head_ways = {n_way},"
-                " or with head_ways = 0 for any number."
+                f"This MAML has a last layer for {self.ways} classes; train one with head.ways = {n_way},"
+                " or with head.ways = 0 for any number."
             )
         present = (labels.unsqueeze(-1) == torch.arange(n_way, device=labels.device)).any(-2)
         start, network = self._start(n_way, support, backbone), with_batch_statistics(backbone)

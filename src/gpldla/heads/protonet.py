@@ -18,8 +18,6 @@ class ProtoNet(Head):
     scale:     s, 1 in the paper; less where distances are so large that training begins with sure answers
     """
 
-    capturable = True
-
     def __init__(
         self, feature_dim: int | None = None, *, normalize: bool = False, scale: float = 1.0
     ) -> None:
@@ -33,6 +31,10 @@ class ProtoNet(Head):
         """Average the support features [..., n, d] of each class; a class without examples is impossible."""
         check_episode(support, labels, n_way)
         return nearest_mean(support, labels, n_way, self._phi, self.scale)
+
+    def capturable(self) -> bool:
+        """Return True: only shapes decide what is computed."""
+        return True
 
     def _phi(self, features: Tensor) -> Tensor:
         return unit_length(features) if self.normalize else features

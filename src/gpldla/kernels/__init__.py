@@ -4,7 +4,8 @@ The modules here import Triton, so they are imported where they are used, and on
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TypeVar
 
@@ -12,7 +13,34 @@ import torch
 from torch import Tensor
 
 Result = TypeVar("Result")
-_failures: list[str] = []
+
+
+class KernelUse:
+    """Whether this process uses kernels: one state for all of them, as what one lacks they all lack.
+
+    failure: why a kernel could not be built; plain operations take the place of all from then on
+    """
+
+    def __init__(self) -> None:
+        self.failure: str | None = None
+        self._disabled = False
+
+    @property
+    def allowed(self) -> bool:
+        """Whether no kernel has failed and they are not disabled."""
+        return self.failure is None and not self._disabled
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Use plain operations everywhere in this process for a while, such as to compare times."""
+        before, self._disabled = self._disabled, True
+        try:
+            yield
+        finally:
+            self._disabled = before
+
+
+USE = KernelUse()
 
 
 def usable_for(tensor: Tensor) -> bool:
@@ -20,7 +48,7 @@ def usable_for(tensor: Tensor) -> bool:
     return (
         tensor.is_cuda
         and not torch.compiler.is_compiling()
-        and not _failures
+        and USE.allowed
         and find_spec("triton") is not None
     )
 
@@ -32,6 +60,6 @@ def try_or_fall_back(launch: Callable[[], Result]) -> Result | None:
     except torch.cuda.OutOfMemoryError:  # no fault of Triton's
         raise
     except Exception as error:  # whatever Triton ran into, plain operations give the same answer
-        _failures.append(str(error))  # its traceback would keep the tensors of the failed call alive
+        USE.failure = str(error)  # its traceback would keep the tensors of the failed call alive
         warnings.warn(f"Triton failed ({error}); plain operations take its place, slower.", stacklevel=3)
         return None

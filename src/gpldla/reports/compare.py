@@ -55,7 +55,7 @@ def run_comparison(
             comparison_recipe(method, fast=fast, seed=seed),
             folder / ("compare-fast" if fast else "compare") / method.name,
             accelerator="cpu",
-            data_paths=data_paths,
+            protocol=protocol,
             console=console,
             show_progress=console.is_terminal,
         )
@@ -71,7 +71,7 @@ def run_comparison(
         **provenance("cpu"),
         "version": __version__,
         "seeds": [seed],
-        "recipe": comparison_recipe(find_method(OURS), fast=fast, seed=seed).flat(),
+        "recipe": comparison_recipe(find_method(OURS), fast=fast, seed=seed).as_dict(),
         "episodes": episodes,
         "queries": TIMED_TASK.ways * TIMED_TASK.queries,
         "seconds": round(time.monotonic() - started, 1),
@@ -90,8 +90,9 @@ def comparison_recipe(method: Method, *, fast: bool, seed: int) -> Recipe:
     """Return the settings of the comparison with this method's head: everything else is the same for all."""
     shared = read_settings("compare")
     if fast:
-        shared |= {"episodes": 8, "base_epochs": 0.03, "validation_episodes": 5, "temperature_episodes": 5}
-    equal = {key: value for key, value in shared.items() if key not in ("head", "backbone")}
+        shared |= {"episodes": 8, "base.epochs": 0.03, "validation.episodes": 5}
+        shared |= {"validation.temperature_episodes": 5}
+    equal = {key: value for key, value in shared.items() if key not in ("head.name", "backbone")}
     return make_recipe({**method.apply_to(shared), **equal, "seed": seed})
 
 

@@ -68,7 +68,9 @@ def run_demo(
     }
 
     model_folder = folder / ("model-fast" if fast else "model")
-    trained = train(recipe, model_folder, accelerator="cpu", data_paths=data_paths, console=console)
+    trained = train(
+        recipe, model_folder, accelerator="cpu", protocol=protocols[recipe.dataset], console=console
+    )
     if not trained.finished:
         raise KeyboardInterrupt
     model = trained.model
@@ -91,7 +93,7 @@ def run_demo(
     command = shlex.join(["gpldla", "demo", *options, "-o", str(folder)])
     write_json(
         results,
-        {"command": command, "version": __version__, "recipe": recipe.flat(), "rows": rows},
+        {"command": command, "version": __version__, "recipe": recipe.as_dict(), "rows": rows},
     )
     write_demo_report(
         report,

@@ -15,44 +15,44 @@ FILE = "training-state.safetensors"
 
 @dataclass
 class TrainingState:
-    """Everything that resume needs: named groups of tensors, and numbers as JSON."""
+    """Everything that resuming needs: named groups of tensors, and plain values as JSON."""
 
     tensors: dict[str, dict[str, Tensor]]
-    numbers: dict[str, Any]
+    values: dict[str, Any]
 
     def write(self, folder: Path) -> None:
-        """Write the state in place of the one before, as a whole."""
+        """Replace the state that was written before, atomically."""
         flat = {f"{group}/{name}": t for group, named in self.tensors.items() for name, t in named.items()}
-        write_tensors(folder / FILE, flat, self.numbers)
+        write_tensors(folder / FILE, flat, self.values)
 
     @classmethod
     def read(cls, folder: Path) -> "TrainingState":
         """Read the state that `write` left."""
-        flat, numbers = read_tensors(folder / FILE)
-        if not isinstance(numbers, dict) or not isinstance(numbers.get("recipe"), dict):
+        flat, values = read_tensors(folder / FILE)
+        if not isinstance(values, dict) or not isinstance(values.get("recipe"), dict):
             raise UserError(f"{folder / FILE} is not the state of a training; choose another folder.")
         tensors: dict[str, dict[str, Tensor]] = {}
         for full_name, tensor in flat.items():
             group, _, name = full_name.partition("/")
             tensors.setdefault(group, {})[name] = tensor
-        return cls(tensors, numbers)
+        return cls(tensors, values)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimiser's moments by parameter number and name."""
+    """Return the optimiser's moments as 'INDEX.NAME', with the index of the parameter."""
     state = optimizer.state_dict()["state"]
-    return {f"{number}.{name}": value for number, moments in state.items() for name, value in moments.items()}
+    return {f"{index}.{name}": value for index, moments in state.items() for name, value in moments.items()}
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` returned; rates follow from the position and are not stored."""
+    """Restore what `optimizer_tensors` returned; rates follow from the position and are not stored."""
     state: dict[int, dict[str, Tensor]] = {}
     for full_name, tensor in tensors.items():
-        number, _, name = full_name.partition(".")
-        state.setdefault(int(number), {})[name] = tensor
+        index, _, name = full_name.partition(".")
+        state.setdefault(int(index), {})[name] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     for parameter, moments in optimizer.state.items():
         for name, moment in moments.items():
             if name != "step" and moment.shape == parameter.shape:
-                # Fused Adam goes through both as they lie in memory.
+                # Fused Adam walks through both in the order of their memory.
                 moments[name] = torch.empty_like(parameter).copy_(moment)

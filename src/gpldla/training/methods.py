@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpldla.heads import list_heads
+from gpldla.training.setting_names import flatten
 from gpldla.utils.errors import UserError, did_you_mean
 
 FILE = Path(__file__).with_suffix(".toml")
@@ -16,7 +17,7 @@ FILE = Path(__file__).with_suffix(".toml")
 class Method:
     """A row of a comparison.
 
-    settings: of a recipe; they win over those of the recipe that the method is trained by
+    settings: of a recipe, by dotted name; they win over those of the recipe that the method is trained by
     backbones: for some networks, the variant that the method wants
     """
 
@@ -28,20 +29,19 @@ class Method:
     @property
     def head(self) -> str:
         """The name of its head."""
-        return self.settings["head"]
+        return str(self.settings["head.name"])
 
-    def apply_to(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of a recipe with this method in place of its own."""
-        own_options = {"head", *(key for key in recipe if is_head_option(key))}
-        settings = {key: value for key, value in recipe.items() if key not in own_options}
-        if settings.get("backbone") in self.backbones:
-            settings["backbone"] = self.backbones[settings["backbone"]]
-        return {**settings, **self.settings}
+    def apply_to(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a recipe, by dotted name, with this method in place of its own."""
+        others = {name: value for name, value in settings.items() if not name.startswith("head.")}
+        if others.get("backbone") in self.backbones:
+            others["backbone"] = self.backbones[others["backbone"]]
+        return {**others, **self.settings}
 
 
-def is_head_option(key: str) -> bool:
-    """Say whether a recipe's setting is an option of its head."""
-    return key.startswith("head_") and key != "head_learning_rate"
+def is_head_option(name: str) -> bool:
+    """Return whether a setting, by dotted name, is an option of the head."""
+    return name.startswith("head.") and name != "head.name"
 
 
 def methods() -> dict[str, Method]:
@@ -49,9 +49,9 @@ def methods() -> dict[str, Method]:
     described = {}
     for name, settings in tomllib.loads(FILE.read_text("utf-8")).items():
         title, backbones = settings.pop("title"), settings.pop("backbone", {})
-        described[name] = Method(name, title, settings, backbones)
+        described[name] = Method(name, title, flatten(settings), backbones)
     used = {method.head for method in described.values()}
-    others = {name: Method(name, name, {"head": name}, {}) for name in list_heads() if name not in used}
+    others = {name: Method(name, name, {"head.name": name}, {}) for name in list_heads() if name not in used}
     return described | others
 
 

@@ -1,4 +1,4 @@
-"""The numbers of a training as it goes: lines of JSON, and TensorBoard's files."""
+"""The metrics of a training as it goes: lines of JSON, and TensorBoard files."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ METRICS = "metrics.jsonl"
 
 
 class MetricsRecorder:
-    """Writes to a folder, from a step on: what an interrupted run recorded after it will be recorded again.
+    """Writes metrics to a folder, from a step on; later ones, of an interrupted run, are dropped first.
 
     folder: None records nothing
     """
@@ -23,18 +23,18 @@ class MetricsRecorder:
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        _forget_after(folder / METRICS, step_name, step)
+        _drop_after(folder / METRICS, step_name, step)
         self._lines = (folder / METRICS).open("a", encoding="utf-8")
         board = folder / "tensorboard" / ("" if step_name == "episode" else step_name)
         self._board = SummaryWriter(str(board), purge_step=step)
 
-    def record(self, step: int, numbers: dict[str, float]) -> None:
-        """Write some numbers of a step."""
+    def record(self, step: int, metrics: dict[str, float]) -> None:
+        """Write metrics of a step."""
         if self._lines is None or self._board is None:
             return
-        self._lines.write(json.dumps({self._step_name: step, **numbers}) + "\n")
+        self._lines.write(json.dumps({self._step_name: step, **metrics}) + "\n")
         self._lines.flush()
-        for name, value in numbers.items():
+        for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
 
     def __enter__(self) -> "MetricsRecorder":
@@ -49,27 +49,27 @@ class MetricsRecorder:
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Return what was recorded, line by line, without what a power cut left of one."""
+    """Return what was recorded, line by line; an incomplete line, after a power cut, is skipped."""
     lines = (folder / METRICS).read_bytes().splitlines(True)
-    return [numbers for line in lines if (numbers := _numbers(line)) is not None]
+    return [metrics for line in lines if (metrics := _parsed(line)) is not None]
 
 
-def _forget_after(path: Path, step_name: str, step: int) -> None:
-    """Drop the lines of steps that will be done again."""
+def _drop_after(path: Path, step_name: str, step: int) -> None:
+    """Drop the lines of steps after this one, which will be done again."""
     if path.exists():
         kept = [line for line in path.read_bytes().splitlines(True) if _is_done(line, step_name, step)]
         write_atomically(path, b"".join(kept))
 
 
 def _is_done(line: bytes, step_name: str, step: int) -> bool:
-    """Say whether a line is of a step up to this one; what a power cut left of a line is of none."""
-    numbers = _numbers(line)
-    return numbers is not None and numbers.get(step_name, 0) <= step
+    """Return whether a line is complete and of a step up to this one."""
+    metrics = _parsed(line)
+    return metrics is not None and metrics.get(step_name, 0) <= step
 
 
-def _numbers(line: bytes) -> dict[str, float] | None:
+def _parsed(line: bytes) -> dict[str, float] | None:
     try:
-        numbers = json.loads(line) if line.endswith(b"\n") else None
+        metrics = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:
         return None
-    return numbers if isinstance(numbers, dict) else None
+    return metrics if isinstance(metrics, dict) else None

@@ -1,142 +1,77 @@
-"""Recipes: one flat list of settings a training, read from TOML, with the shipped ones beside this file."""
+"""Recipes: all settings of a training, read from TOML, with the shipped ones beside this file.
+
+A new setting is one line in the dataclass that it belongs to; its range stands beside it.
+"""
 
 import math
 import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from gpldla.data.augment.training_images import TRAINING_TRANSFORMS
 from gpldla.heads import head_class, head_options
 from gpldla.training.methods import find_method, is_head_option
+from gpldla.training.setting_names import (
+    TABLES,
+    current_name,
+    explain_old_names,
+    flatten,
+    parse_override,
+    stored_settings,
+)
 from gpldla.utils.errors import UserError, did_you_mean
 
+__all__ = [
+    "SHIPPED",
+    "BaseSettings",
+    "HeadSettings",
+    "Recipe",
+    "ValidationSettings",
+    "flatten",
+    "list_recipes",
+    "make_recipe",
+    "parse_override",
+    "read_recipe",
+    "read_settings",
+    "stored_settings",
+]
+
 SHIPPED = Path(__file__).parent / "recipes"
-HEAD_OPTION = "head_"  # a key with this prefix goes to the head: head_n_samples = 10
-BASE_CLASSIFIERS = ("auto", "none", "linear", "cosine")
-SCHEDULES = ("constant", "cosine", "step")
-# Not 16-mixed, which scales its loss by a state that checkpoints do not have.
-PRECISIONS = ("32-true", "bf16-mixed", "64-true")
+
+
+# ---- ranges of settings
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Every setting of a training run."""
+class _Range:
+    """Which values a setting may have, and the words for that."""
 
-    # What is trained on what
-    dataset: str = "glyphs"
-    backbone: str = "conv4s"
-    head: str = "gpldla"
-    start: str = ""  # the folder or name of a trained model, to begin with its network
-    # Episodes
-    ways: int = 5
-    shots: int = 1
-    queries: int = 16
-    turns: int = 1  # of a class's images as its support, in one episode; the loss is the mean over turns
-    separate_groups: bool = False  # support and query of a class from different groups (font families)
-    stored_side: int = 0  # of packed photographs, in pixels; 0: what suits the backbone
-    augment: str = "none"  # what happens to training images: "characters", "strokes", "photographs", nothing
-    smallest_crop: float = 0.08  # of a photograph's area
-    colour_jitter: float = 0.4  # of photographs: brightness, contrast and saturation times 0.6 to 1.4
-    episodes: int = 60_000
-    episodes_per_update: int = 1
-    seed: int = 0
-    # Images outside of training; zoom counts in it, too, where nothing crops them at random
-    zoom: float = 1.15  # they are resized to so many times what the network sees, which is their centre
-    mirrored: bool = False  # features are the mean of those of an image and of its mirror image
-    # Optimisation: Adam with one rate for the network and one for the head's parameters
-    learning_rate: float = 0.002
-    weight_decay: float = 0.0  # of the network: each step takes rate × decay of a weight away
-    head_learning_rate: float = 0.005
-    schedule: str = "cosine"  # "constant", "cosine" to 0, or "step"
-    decay_every: int = 3_000  # episodes between the decays of "step"
-    decay_factor: float = 0.5
-    # Decay of the averaged weights that are validated and kept, less in a training of fewer than
-    # 5 / (1 - ema) updates; 0 keeps the last weights
-    ema: float = 0.0
-    precision: str = "32-true"  # or "bf16-mixed" or "64-true", as Lightning Fabric names them
-    # Validation classes choose the weights that are kept; validate_every = 0 looks at them once, at the end
-    validate_every: int = 1_000
-    validation_episodes: int = 200
-    validation_ways: int = 5
-    validation_shots: int = 0  # 0: as in training
-    validation_queries: int = 15
-    temperature_episodes: int = 600
-    # The base stage of methods that have one: a classifier of the base classes trains the network first.
-    base_classifier: str = "auto"  # "auto": what the head asks for; "linear", "cosine" or "none"
-    base_epochs: float = 90.0  # or a part of one
-    base_batch: int = 256
-    base_optimizer: str = "sgd"  # with momentum 0.9, or "adam"
-    base_learning_rate: float = 0.1
-    base_weight_decay: float = 0.0001
-    base_schedule: str = "step"  # a tenth after 1/2 and after 3/4 of the batches; or "constant", "cosine"
-    base_validate_every: int = 10  # epochs; 0 looks at the validation classes once, at the end
-    # Reporting, in episodes, or batches of the base stage
-    log_every: int = 20
-    checkpoint_every: int = 1_000
-    head_options: dict[str, Any] = field(default_factory=dict)
+    holds: Callable[[Any], bool]
+    words: str
 
-    def __post_init__(self) -> None:
-        for name in (
-            "episodes",
-            "episodes_per_update",
-            "turns",
-            "log_every",
-            "checkpoint_every",
-            "decay_every",
-        ):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        most = 1 if self.separate_groups else self.shots + self.queries
-        wanted = "1 with separate_groups" if self.separate_groups else f"at most shots + queries, {most}"
-        _require(self.turns <= most, "turns", self.turns, wanted)
-        _require(self.base_batch >= 2, "base_batch", self.base_batch, "at least 2")
-        for name in ("weight_decay", "base_validate_every", "base_weight_decay"):
-            _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "0 or more")
-        for name in (
-            "learning_rate",
-            "head_learning_rate",
-            "decay_factor",
-            "base_epochs",
-            "base_learning_rate",
-        ):
-            _require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "positive")
-        _require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a number of 64 bits")
-        for name in ("validation_episodes", "temperature_episodes"):
-            _require(getattr(self, name) >= 2, name, getattr(self, name), "at least 2")
-        _require(0 < self.smallest_crop <= 1, "smallest_crop", self.smallest_crop, "more than 0, at most 1")
-        _require(0 <= self.colour_jitter <= 1, "colour_jitter", self.colour_jitter, "from 0 to 1")
-        _require(1 <= self.zoom <= 2, "zoom", self.zoom, "from 1 to 2")
-        _require(0 <= self.stored_side <= 4096, "stored_side", self.stored_side, "from 0 to 4096")
-        _require(self.validate_every >= 0, "validate_every", self.validate_every, "0 or more")
-        _require(0 <= self.ema < 1, "ema", self.ema, "at least 0 and less than 1")
-        for name, words in (
-            ("schedule", SCHEDULES),
-            ("augment", tuple(TRAINING_TRANSFORMS)),
-            ("precision", PRECISIONS),
-            ("base_classifier", BASE_CLASSIFIERS),
-            ("base_optimizer", ("sgd", "adam")),
-            ("base_schedule", SCHEDULES),
-        ):
-            _require(getattr(self, name) in words, name, getattr(self, name), f"one of {', '.join(words)}")
-        known = head_options(self.head)
-        for option in self.head_options:
-            if option not in known:
-                raise UserError(f"Head {self.head!r} has no option {option!r}{did_you_mean(option, known)}")
 
-    def flat(self) -> dict[str, Any]:
-        """Return the settings as they stand in a file."""
-        settings = asdict(self)
-        options = settings.pop("head_options")
-        return settings | {HEAD_OPTION + name: value for name, value in options.items()}
+def _setting(default: Any, allowed: _Range) -> Any:
+    """Declare a setting with its default and the values that it may have."""
+    return field(default=default, metadata={"allowed": allowed})
 
-    def learning_rate_factor(self, episode: int) -> float:
-        """Return what the rates are multiplied with when `episode` episodes are done."""
-        if self.schedule == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * min(1.0, episode / self.episodes)))
-        if self.schedule == "step":
-            return self.decay_factor ** (episode // self.decay_every)
-        return 1.0
+
+def _at_least(least: int) -> _Range:
+    return _Range(lambda value: value >= least, f"at least {least}")
+
+
+def _between(low: float, high: float) -> _Range:
+    return _Range(lambda value: low <= value <= high, f"from {low} to {high}")
+
+
+def _one_of(*words: str) -> _Range:
+    return _Range(lambda value: value in words, f"one of {', '.join(words)}")
+
+
+_POSITIVE = _Range(lambda value: 0 < value < math.inf, "positive")
+_NOT_NEGATIVE = _Range(lambda value: 0 <= value < math.inf, "0 or more")
+_SCHEDULE = _one_of("constant", "cosine", "step")
 
 
 def _require(condition: bool, name: str, value: object, wanted: str) -> None:
@@ -144,36 +79,197 @@ def _require(condition: bool, name: str, value: object, wanted: str) -> None:
         raise UserError(f"Recipe setting {name} = {value!r} must be {wanted}.")
 
 
+class _Settings:
+    """What the dataclasses below share: each value is checked against its range."""
+
+    _table = ""  # what stands before the names of its settings, "base."
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):  # type: ignore[arg-type]  # all that inherit are dataclasses
+            allowed, value = setting.metadata.get("allowed"), getattr(self, setting.name)
+            if allowed is not None:
+                _require(allowed.holds(value), self._table + setting.name, value, allowed.words)
+
+
+# ---- the settings
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """[head]: which few-shot method, and its options; in a file both are in one table."""
+
+    name: str = "gpldla"
+    options: dict[str, Any] = field(default_factory=dict)  # each head has its own: see docs/methods
+
+    def __post_init__(self) -> None:
+        known = head_options(self.name)
+        for option in self.options:
+            if option not in known:
+                raise UserError(f"Head {self.name!r} has no option {option!r}{did_you_mean(option, known)}")
+
+
+@dataclass(frozen=True)
+class BaseSettings(_Settings):
+    """[base]: the stage that trains the network to classify the base classes, where a method has one."""
+
+    _table = "base."
+
+    # "auto": what the head asks for
+    classifier: str = _setting("auto", _one_of("auto", "none", "linear", "cosine"))
+    epochs: float = _setting(90.0, _POSITIVE)  # or a part of one
+    batch: int = _setting(256, _at_least(2))
+    optimizer: str = _setting("sgd", _one_of("sgd", "adam"))  # SGD has momentum 0.9
+    learning_rate: float = _setting(0.1, _POSITIVE)
+    weight_decay: float = _setting(0.0001, _NOT_NEGATIVE)
+    schedule: str = _setting("step", _SCHEDULE)  # "step": a tenth after 1/2 and after 3/4 of the batches
+    validate_every: int = _setting(10, _NOT_NEGATIVE)  # epochs; 0: once, at the end
+
+
+@dataclass(frozen=True)
+class ValidationSettings(_Settings):
+    """[validation]: tasks from the validation classes choose the weights that are kept."""
+
+    _table = "validation."
+
+    every: int = _setting(1_000, _NOT_NEGATIVE)  # episodes of training; 0: once, at the end
+    episodes: int = _setting(200, _at_least(2))
+    ways: int = 5
+    shots: int = 0  # 0: as in training
+    queries: int = 15
+    temperature_episodes: int = _setting(600, _at_least(2))  # to fit the temperature on, at the end
+
+
+@dataclass(frozen=True)
+class Recipe(_Settings):
+    """Every setting of a training run."""
+
+    # What is trained on what
+    dataset: str = "glyphs"
+    backbone: str = "conv4s"
+    start: str = ""  # the folder or name of a trained model, to begin with its network
+    # Episodes
+    ways: int = 5
+    shots: int = 1
+    queries: int = 16
+    # The images of an episode are split into so many folds, which take turns as its query; the loss is the
+    # mean over folds. With shots + queries folds and one query per class: leave-one-out episodes.
+    folds: int = _setting(1, _at_least(1))
+    separate_groups: bool = False  # support and query of a class from different groups (font families)
+    stored_side: int = _setting(
+        0, _between(0, 4096)
+    )  # of packed photographs, in pixels; 0: what suits the backbone
+    augment: str = _setting("none", _one_of(*TRAINING_TRANSFORMS))  # random changes to training images
+    # Part of a photograph's area: more than 0, at most 1
+    smallest_crop: float = _setting(0.08, _Range(lambda part: 0 < part <= 1, "more than 0, at most 1"))
+    # Of photographs: brightness, contrast and saturation times 0.6 to 1.4
+    colour_jitter: float = _setting(0.4, _between(0, 1))
+    episodes: int = _setting(60_000, _at_least(1))
+    episodes_per_update: int = _setting(1, _at_least(1))
+    seed: int = _setting(0, _Range(lambda seed: -(2**63) <= seed < 2**63, "a number of 64 bits"))
+    # Images outside of training; zoom counts in training, too, where nothing crops them at random
+    zoom: float = _setting(
+        1.15, _between(1, 2)
+    )  # images are resized to zoom × input size, then centre-cropped
+    mirrored: bool = False  # features are the mean of those of an image and of its mirror image
+    # Optimisation: Adam with one rate for the network and one for the head's parameters
+    learning_rate: float = _setting(0.002, _POSITIVE)
+    weight_decay: float = _setting(
+        0.0, _NOT_NEGATIVE
+    )  # of the network, decoupled: each step subtracts rate × decay × w
+    head_learning_rate: float = _setting(0.005, _POSITIVE)
+    schedule: str = _setting("cosine", _SCHEDULE)  # "cosine" ends at 0
+    decay_every: int = _setting(3_000, _at_least(1))  # episodes between the decays of "step"
+    decay_factor: float = _setting(0.5, _POSITIVE)
+    # Decay of the averaged weights that are validated and kept, less in a training of fewer than
+    # 5 / (1 - ema) updates; 0 keeps the last weights
+    ema: float = _setting(0.0, _Range(lambda ema: 0 <= ema < 1, "at least 0 and less than 1"))
+    # As Lightning Fabric names them; not 16-mixed, whose loss scale is a state that checkpoints do not have
+    precision: str = _setting("32-true", _one_of("32-true", "bf16-mixed", "64-true"))
+    # Reporting, in episodes, or batches of the base stage
+    log_every: int = _setting(20, _at_least(1))
+    checkpoint_every: int = _setting(1_000, _at_least(1))
+    # Tables
+    head: HeadSettings = field(default_factory=HeadSettings)
+    base: BaseSettings = field(default_factory=BaseSettings)
+    validation: ValidationSettings = field(default_factory=ValidationSettings)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most = 1 if self.separate_groups else self.shots + self.queries
+        wanted = "1 with separate_groups" if self.separate_groups else f"at most shots + queries, {most}"
+        _require(self.folds <= most, "folds", self.folds, wanted)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as they stand in a file: general ones, then the tables."""
+        settings = {name: value for name, value in vars(self).items() if name not in TABLES}
+        return {
+            **settings,
+            "head": {"name": self.head.name, **self.head.options},
+            "base": dict(vars(self.base)),
+            "validation": dict(vars(self.validation)),
+        }
+
+    @property
+    def validation_shots(self) -> int:
+        """Shots of the tasks that the model is chosen for."""
+        return self.validation.shots or self.shots
+
+    def learning_rate_factor(self, episode: int) -> float:
+        """Return what the rates are multiplied with when `episode` episodes are done."""
+        if self.schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * min(1.0, episode / self.episodes)))
+        if self.schedule == "step":
+            return float(self.decay_factor ** (episode // self.decay_every))
+        return 1.0
+
+
+# ---- from settings to a recipe
+
+
+def setting_types(head: str) -> dict[str, type]:
+    """Return the type of every setting of a recipe with this head, by dotted name."""
+    types: dict[str, type] = {"head.name": str}
+    for prefix, kind in (("", Recipe), ("base.", BaseSettings), ("validation.", ValidationSettings)):
+        hints = get_type_hints(kind)
+        types |= {prefix + f.name: hints[f.name] for f in fields(kind) if prefix + f.name not in TABLES}
+    for option, default in head_options(head).items():
+        # A number may stand for "auto" in some heads, which check their options themselves.
+        is_checked = type(default) in (bool, int, float, str) and default != "auto"
+        types[f"head.{option}"] = type(default) if is_checked else object
+    return types
+
+
 def make_recipe(settings: Mapping[str, Any]) -> Recipe:
-    """Check a flat list of settings and make a recipe; a wrong key or type is named."""
-    types = {name: kind for name, kind in get_type_hints(Recipe).items() if name != "head_options"}
-    head = _converted("head", settings.get("head", Recipe.head), str)
-    options = {HEAD_OPTION + name: default for name, default in head_options(head).items()}
-    chosen: dict[str, Any] = {}
-    chosen_options: dict[str, Any] = {}
-    for key, value in settings.items():
-        if key in types:
-            chosen[key] = _converted(key, value, types[key])
-        elif key in options:
-            kind = type(options[key])
-            name = key.removeprefix(HEAD_OPTION)
-            # A number may stand for "auto" in some heads, which look for themselves.
-            is_checked = kind in (bool, int, float, str) and options[key] != "auto"
-            chosen_options[name] = _converted(key, value, kind) if is_checked else value
-        else:
-            where = f" with head {head!r}" if key.startswith(HEAD_OPTION) else ""
-            raise UserError(
-                f"There is no recipe setting {key!r}{where}{did_you_mean(key, [*types, *options])}"
-            )
-    return Recipe(**chosen, head_options=chosen_options)
+    """Check settings, in tables or by dotted names, and make a recipe; a wrong name or type is named."""
+    flat = flatten(settings)
+    head = _converted("head.name", flat.get("head.name", HeadSettings.name), str)
+    types = setting_types(head)
+    unknown = {name: value for name, value in flat.items() if name not in types}
+    older = {name: value for name, value in unknown.items() if current_name(name) in types}
+    if older:
+        raise UserError(f"{explain_old_names(older)}.")
+    tables: dict[str, dict[str, Any]] = {table: {} for table in ("", *TABLES)}
+    for name, value in flat.items():
+        if name in unknown:
+            where = f" with head {head!r}" if name.startswith("head.") else ""
+            raise UserError(f"There is no recipe setting {name!r}{where}{did_you_mean(name, types)}")
+        table, _, key = name.rpartition(".")
+        tables[table][key] = _converted(name, value, types[name])
+    options = {key: value for key, value in tables["head"].items() if key != "name"}
+    return Recipe(
+        **tables[""],
+        head=HeadSettings(head, options),
+        base=BaseSettings(**tables["base"]),
+        validation=ValidationSettings(**tables["validation"]),
+    )
 
 
-def _converted(key: str, value: Any, kind: type) -> Any:
+def _converted(name: str, value: Any, kind: type) -> Any:
     """Accept a value of the wanted type, a whole number for a float, and nothing else."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(f"Recipe setting {key} = {value!r} must be of type {kind.__name__}.")
+        raise UserError(f"Recipe setting {name} = {value!r} must be of type {kind.__name__}.")
     return value
 
 
@@ -185,20 +281,20 @@ def read_recipe(
     The settings of a `method` win over those of the recipe, and `overrides` over both. Where these name
     another head, the options of the recipe's own are left out, and mirror images if it sees no features.
     """
-    settings = read_settings(name_or_path)
+    settings, overrides = read_settings(name_or_path), flatten(overrides or {})
     if method is not None:
         settings = find_method(method).apply_to({"backbone": Recipe.backbone, **settings})
-    overrides = overrides or {}
-    if "head" in overrides and overrides["head"] != settings.get("head", Recipe.head):
-        settings = {key: value for key, value in settings.items() if not is_head_option(key)}
-    head = overrides.get("head", settings.get("head", Recipe.head))
+    before = settings.get("head.name", HeadSettings.name)
+    head = overrides.get("head.name", before)
+    if head != before:
+        settings = {name: value for name, value in settings.items() if not is_head_option(name)}
     if isinstance(head, str) and head_class(head).consumes != "features":
         settings.pop("mirrored", None)
     return make_recipe({**settings, **overrides})
 
 
 def read_settings(name_or_path: str | Path) -> dict[str, Any]:
-    """Return what stands in a recipe's file, unchecked."""
+    """Return the settings in a recipe's file by dotted name, unchecked."""
     path = Path(name_or_path)
     if path.suffix != ".toml" and not path.is_file():
         shipped = list_recipes()
@@ -208,7 +304,7 @@ def read_settings(name_or_path: str | Path) -> dict[str, Any]:
             )
         path = SHIPPED / f"{name_or_path}.toml"
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return flatten(tomllib.loads(path.read_text("utf-8")))
     except FileNotFoundError:
         raise UserError(f"There is no recipe file {path}.") from None
     except (OSError, ValueError) as error:
@@ -218,14 +314,3 @@ def read_settings(name_or_path: str | Path) -> dict[str, Any]:
 def list_recipes() -> list[str]:
     """Return the names of the shipped recipes."""
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """Parse `key=value` from the command line; the value is TOML, and a bare word is a string."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"{text!r} is not an override; write key=value.")
-    try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()

@@ -1,4 +1,4 @@
-"""An exponential moving average of a model's weights, which does better than the weights themselves."""
+"""An exponential moving average of a model's weights, which is more accurate than the last weights."""
 
 import copy
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class WeightAverage:
-    """Follows a model: average ← decay · average + (1 − decay) · weights, statistics included.
+    """The average of a model: average ← decay · average + (1 − decay) · weights, statistics included.
 
     It starts from the weights after the first update. Counts are copied.
     """
@@ -20,7 +20,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the model's weights as they are now; a few operations for all of them."""
+        """Update the average by the current weights, in a few operations for all of them."""
         weight = 1 - self._decay if self._started else 1.0
         self._started = True
         for averages, values in zip(self._floats, self._from_floats):
@@ -29,17 +29,17 @@ class WeightAverage:
             count.copy_(value)
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from an average that was saved."""
+        """Continue from an average that was saved."""
         self.model.load_state_dict(tensors)
         self._started = True
 
 
 def _floats_and_counts(model: nn.Module) -> tuple[list[list[Tensor]], list[Tensor]]:
-    """Return what can be averaged, one list for each kind of number, and what cannot."""
+    """Return the floating-point tensors, one list per dtype, and the others."""
     tensors = [*model.parameters(), *model.buffers()]
     floats = [t for t in tensors if t.is_floating_point()]
-    kinds = sorted({str(t.dtype) for t in floats})
+    dtypes = sorted({str(t.dtype) for t in floats})
     return (
-        [[t.detach() for t in floats if str(t.dtype) == kind] for kind in kinds],
+        [[t.detach() for t in floats if str(t.dtype) == dtype] for dtype in dtypes],
         [t for t in tensors if not t.is_floating_point()],
     )

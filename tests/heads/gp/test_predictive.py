@@ -309,8 +309,8 @@ class TestTheKernel:
         module = types.ModuleType("gpldla.kernels.quadrature")
         module.integrate = broken
         monkeypatch.setitem(sys.modules, "gpldla.kernels.quadrature", module)
-        monkeypatch.setattr(kernels, "_failures", [])
-        monkeypatch.setattr(predictive, "_use_kernel", lambda *_: not kernels._failures)
+        monkeypatch.setattr(kernels, "USE", kernels.KernelUse())
+        monkeypatch.setattr(predictive, "_use_kernel", lambda *_: kernels.USE.allowed)
         mean, var = random_logits(10, 5)
         expected = quadrature(mean, var, n_points=100).exp()
         with pytest.warns(UserWarning, match=r"Triton failed \(no C compiler\)"):

@@ -122,9 +122,8 @@ class LinearGP(Head):
         self.n_samples = n_samples
         self.priors = priors
 
-    @property
-    def capturable(self) -> bool:  # type: ignore[override]
-        """Whether nothing looks at values or brings numbers along, as some options do."""
+    def capturable(self) -> bool:
+        """Return whether `loss` reads no values and copies none from the CPU, as some options do."""
         draws = self.predictive in ("auto", "mc", "mc-logits", "probit")
         return draws and (self.priors is None or isinstance(self.priors, str))
 

@@ -14,6 +14,7 @@ from gpldla.reports.paper_tables.side_by_side import (
     missing_images,
     row_title,
 )
+from gpldla.training.setting_names import current_command
 from gpldla.utils.errors import UserError
 from gpldla.utils.files import check_writable, write_atomically
 
@@ -151,7 +152,8 @@ def _sources(cells: Sequence[Cell]) -> list[str]:
     lines += ["", markdown_row([*names, "commit", "device"]), "|---|" + "--:|" * 5 + "---|---|"]
     lines += [markdown_row(_source(cell)) for cell in cells]
     lines += ["", "<details><summary>The commands</summary>", ""]
-    lines += [f"- `{cell.file.stem}`: `{cell.numbers.get('command', 'unknown')}`" for cell in cells]
+    commands = {cell.file.stem: str(cell.numbers.get("command", "unknown")) for cell in cells}
+    lines += [f"- `{name}`: `{current_command(command)}`" for name, command in commands.items()]
     return [*lines, "", "</details>"]
 
 

@@ -81,7 +81,7 @@ def _method_of(label: str) -> str | None:
     head, options = TIMED[label]
     if options.get("predictive"):
         return None
-    wanted = {"head": head, **{f"head_{key}": value for key, value in options.items()}}
+    wanted = {"head.name": head, **{f"head.{key}": value for key, value in options.items()}}
     for method in methods().values():
         own = {key: value for key, value in method.settings.items() if key in wanted}
         if own == wanted:

@@ -1,6 +1,6 @@
-"""The processes that train one model together: who they are, and how their numbers come together.
+"""The processes that train one model together: starting them, and summing over them.
 
-Each works on episodes of its own. Gradients and statistics are added up once an update, in one message, so
+Each works on episodes of its own. Gradients and statistics are summed once per update, in one message, so
 that it does not matter what a head did in between. For that reason the model is not wrapped in DDP.
 """
 
@@ -16,17 +16,15 @@ from typing import Any, cast
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.strategies import DDPStrategy
-from lightning_fabric.strategies.launchers.subprocess_script import (
-    _set_num_threads_if_needed,
-    _SubprocessScriptLauncher,
-)
+from lightning_fabric.strategies.ddp import DDPStrategy
+from lightning_fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning_fabric.utilities.distributed import _set_num_threads_if_needed
 from torch import Tensor, nn
 
 from gpldla.utils.errors import RunError, UserError
 
-POLL_SECONDS = 0.5  # at the processes that were started
-# One of them is set where machines know of each other.
+POLL_SECONDS = 0.5  # between checks of the processes that were started
+# At least one is set where a launcher or scheduler connects machines.
 CLUSTER_VARIABLES = (
     "SLURM_NTASKS",
     "MASTER_ADDR",
@@ -36,13 +34,13 @@ CLUSTER_VARIABLES = (
     "KUBERNETES_PORT",
     "OMPI_COMM_WORLD_SIZE",
 )
-PARENT_PID_VARIABLE = "GPLDLA_STARTED_BY"  # the first process of a node tells the others its id
+PARENT_PID_VARIABLE = "GPLDLA_STARTED_BY"  # set by the first process of a node for those that it starts
 
-_over = threading.Event()  # nobody needs this process any more
+_run_ended = threading.Event()  # stops the watching threads: this process may end at any time
 
 
-class Ranks:
-    """The processes of a run, as one of them sees it."""
+class ProcessGroup:
+    """The processes of a run, from the view of one of them."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
@@ -50,26 +48,27 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one that writes and talks."""
+        """Whether this process is the one that writes files and messages."""
         return self.rank == 0
 
-    def share(self, count: int) -> range:
-        """Return which of `count` things are this process's own."""
+    def local_indices(self, count: int) -> range:
+        """Return which of 0 .. count - 1 this process works on."""
         return range(self.rank, count, self.world_size)
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by their sums over all processes; one message for each kind of number."""
+        """Replace tensors by their sums over all processes; one message per dtype."""
         if self.world_size == 1:
             return
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):  # in the same order everywhere
-            alike = [tensor for tensor in tensors if tensor.dtype == dtype]
-            message = torch.cat([tensor.detach().reshape(-1) for tensor in alike])
+            same_dtype = [tensor for tensor in tensors if tensor.dtype == dtype]
+            message = torch.cat([tensor.detach().reshape(-1) for tensor in same_dtype])
             message = cast(Tensor, self._fabric.all_reduce(message, reduce_op="sum"))
-            for tensor, part in zip(alike, message.split([tensor.numel() for tensor in alike])):
+            sizes = [tensor.numel() for tensor in same_dtype]
+            for tensor, part in zip(same_dtype, torch.split(message, sizes)):
                 tensor.detach().copy_(part.view_as(tensor))
 
     def any(self, flag: bool) -> bool:
-        """Say whether the flag is set in some process; all of them must ask."""
+        """Return whether the flag is set in any process; all of them must call this."""
         if self.world_size == 1:
             return flag  # without waiting for a GPU
         total = torch.tensor([float(flag)], device=self._fabric.device)
@@ -79,7 +78,7 @@ class Ranks:
 
 def make_fabric(accelerator: str, devices: int, nodes: int, precision: str) -> Fabric:
     """Return Fabric for one process, or for many: started here, or by torchrun or SLURM."""
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces each step of its own
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it logs each step of its own
     devices, nodes = _as_launched(devices, nodes)
     settings: dict[str, Any] = {"accelerator": accelerator, "precision": precision}
     if accelerator == "cuda" and devices > torch.cuda.device_count():
@@ -90,7 +89,7 @@ def make_fabric(accelerator: str, devices: int, nodes: int, precision: str) -> F
 
 
 def _as_launched(devices: int, nodes: int) -> tuple[int, int]:
-    """Return devices a node and nodes: as asked for, or as torchrun has started processes."""
+    """Return devices per node and nodes: as requested, or as torchrun has started processes."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         if nodes > 1 and not any(name in os.environ for name in CLUSTER_VARIABLES):
             raise UserError(
@@ -119,7 +118,7 @@ class _UnwrappedDDPStrategy(DDPStrategy):
 
 
 class _Launcher(_SubprocessScriptLauncher):
-    """Starts the same command for every other process of this node, and ends when one of them is lost."""
+    """Starts the same command for every other process of this node; ends when one of them is lost."""
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
@@ -135,12 +134,12 @@ class _Launcher(_SubprocessScriptLauncher):
 
 
 def _watch_children(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End this process as soon as one that it started has failed: the others may wait for it for ever."""
+    """End this process as soon as one that it started has failed: the others may wait for it forever."""
     while True:
         codes = [process.poll() for process in processes]
         failed = [(code, number) for number, code in enumerate(codes, 1) if code]
         if failed:
-            code, number = min(failed)  # a signal before those that have only noticed
+            code, number = min(failed)  # a signal comes before processes that only lost the connection
             print(
                 f"gpldla: Process {number} of {len(processes) + 1} ended with"
                 f" {f'signal {-code}' if code < 0 else f'code {code}'}, so the run ends;"
@@ -157,11 +156,11 @@ def _watch_children(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _watch_parent(process: int) -> None:
-    """End this process some time after the one that started it: where they had not met, nobody else would."""
+    """End this process soon after the one that started it: before they are connected, nothing else would."""
     while os.getppid() == process:
-        if _over.wait(POLL_SECONDS):
+        if _run_ended.wait(POLL_SECONDS):
             return
-    if _over.wait(6 * POLL_SECONDS):  # it may notice by itself
+    if _run_ended.wait(6 * POLL_SECONDS):  # it may end by itself
         return
     print(
         f"gpldla: Process {os.environ['LOCAL_RANK']} has lost the one that started it, so the run ends;"
@@ -178,13 +177,15 @@ def report_lost_processes(fabric: Fabric) -> Iterator[None]:
     try:
         yield
         if fabric.world_size > 1:
-            fabric.barrier()  # the first is still writing
+            fabric.barrier()  # the first one is still writing
             torch.distributed.destroy_process_group()  # else the process may abort at its end
-            _over.set()
+            _run_ended.set()
     except RuntimeError as error:
         if fabric.world_size == 1 or not _is_communication_error(error):
             raise
-        time.sleep(4 * POLL_SECONDS if fabric.local_rank == 0 else 0)  # whoever watches knows more
+        time.sleep(
+            4 * POLL_SECONDS if fabric.local_rank == 0 else 0
+        )  # the watching thread has a better message
         raise RunError(
             f"Process {fabric.global_rank} of {fabric.world_size} cannot reach the others any more;"
             " the same command goes on from the last checkpoint."
@@ -193,14 +194,14 @@ def report_lost_processes(fabric: Fabric) -> Iterator[None]:
 
 @contextmanager
 def report_errors_once(fabric: Fabric) -> Iterator[None]:
-    """Let one process of each node speak of wrong input that all of them find."""
+    """Let one process per node report wrong input that all of them find."""
     try:
         yield
     except UserError:
         if fabric.local_rank == 0:
             raise
-        _over.set()
-        time.sleep(4 * POLL_SECONDS)  # else whoever watches may take this for a lost process
+        _run_ended.set()
+        time.sleep(4 * POLL_SECONDS)  # else the watching thread may take this for a lost process
         raise SystemExit(2) from None
 
 
