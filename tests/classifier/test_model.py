@@ -204,6 +204,14 @@ class TestLoadingWhatIsNoModel:
         with pytest.raises(UserError, match=f"{tmp_path / CONFIG} is not a whole model configuration.*{key}"):
             FewShotModel.from_pretrained(tmp_path)
 
+    @pytest.mark.parametrize("kind", ["backbone", "head"])
+    def test_one_of_a_missing_plugin_says_what_to_do(self, model, tmp_path, kind):
+        model.save(tmp_path)
+        (tmp_path / CONFIG).write_text(json.dumps({**model.config(), kind: "of-a-plugin"}))
+        message = rf"no {kind} 'of-a-plugin'.* If another package has this {kind}, install .* with --import\."
+        with pytest.raises(UserError, match=message):
+            FewShotModel.from_pretrained(tmp_path)
+
     @pytest.mark.parametrize(
         ("change", "message"),
         [

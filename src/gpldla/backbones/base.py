@@ -51,12 +51,18 @@ class Backbone(nn.Module, ABC):
         their weights lie: neither the device nor the memory format counts. Training changes it.
         """
         # Of one class: conv4 and conv4np have weights of the same names and shapes.
-        facts = [type(self).__name__, self.preprocessing.as_json()]
+        facts = [_class_name(type(self)), self.preprocessing.as_json()]
         digest = hashlib.sha256(json.dumps(facts).encode())
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
             digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
         return digest.hexdigest()
+
+
+def _class_name(kind: type[Backbone]) -> str:
+    """Return the name of a class, with its module where it comes from another package."""
+    of_this_package = kind.__module__.startswith("gpldla.")
+    return kind.__name__ if of_this_package else f"{kind.__module__}.{kind.__name__}"
 
 
 class TextBackbone(Backbone):
@@ -93,7 +99,7 @@ class TextBackbone(Backbone):
         )
 
 
-_BACKBONES: Registry[type[Backbone]] = Registry("backbone")
+_BACKBONES: Registry[type[Backbone]] = Registry("backbone", group="gpldla.backbones")
 register_backbone = _BACKBONES.register
 
 

@@ -24,6 +24,7 @@ from gpldla.heads.gpldla_auto import GPLDLAAuto, TaskPosterior
 from gpldla.utils.errors import UserError, require_positive
 from gpldla.utils.files import read_json, read_tensors, write_json, write_tensors
 from gpldla.utils.progress import SILENT, Reporter
+from gpldla.utils.registry import UnknownNameError
 
 FORMAT = 1
 
@@ -255,6 +256,11 @@ class FewShotModel(nn.Module):
                 temperature=float(config["temperature"]),
                 info=config["info"],
             )
+        except UnknownNameError as error:
+            raise UserError(
+                f"{where}: {error} If another package has this {error.kind}, install that package or name its"
+                " module with --import."
+            ) from None
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
