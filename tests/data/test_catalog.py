@@ -1,16 +1,27 @@
+import importlib
 import io
 import itertools
 import os
 import shutil
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from gpldla.data import Access, DataPaths, list_protocols, list_sets, load_protocol, load_set
-from gpldla.data.catalog import find_set, packed_stores, sources_of
-from gpldla.data.protocols import ALL
+from gpldla.data import (
+    Access,
+    DataPaths,
+    list_protocols,
+    list_sets,
+    load_protocol,
+    load_set,
+    register_dataset,
+    register_protocol,
+)
+from gpldla.data.catalog import find_set, is_set_only, packed_stores, sources_of
+from gpldla.data.protocols import ALL, PROTOCOLS
 from gpldla.data.sets import SETS, BundledSet
 from gpldla.data.sets.glyphs import Glyphs
 from gpldla.data.splits import PARTS
@@ -118,6 +129,65 @@ class TestProtocols:
     def test_every_protocol_has_its_sets(self):
         used = {set_name for name in list_protocols() for set_name, _ in sources_of(name).values()}
         assert used == set(list_sets())
+
+
+class TestRegistering:
+    """A file of another package registers its data set, the class lists beside it, and protocols."""
+
+    @pytest.fixture
+    def shapes(self, tmp_path, monkeypatch):
+        folder = tmp_path / "plugin"
+        (folder / "splits").mkdir(parents=True)
+        (folder / "splits" / "shapes-base.txt").write_text("circle\nsquare\n")
+        (folder / "splits" / "shapes-novel.txt").write_text("star\n")
+        (folder / "shapes_of_catalog.py").write_text(
+            "import numpy as np\n"
+            "from gpldla.data import register_dataset, register_protocol\n"
+            "from gpldla.data.protocols import ALL\n"
+            "from gpldla.data.sets import BundledSet\n"
+            "from gpldla.data.store import image_set_from_classes\n"
+            "@register_dataset\n"
+            "class Shapes(BundledSet):\n"
+            "    name, default_size, drawing = 'shapes', 28, {'version': 1}\n"
+            "    protocol_parts = ('base', 'novel')\n"
+            "    def make(self):\n"
+            "        images = [np.full((3, 1, 28, 28), i, np.uint8) for i in range(3)]\n"
+            "        return image_set_from_classes('shapes', ['circle', 'square', 'star'], images)\n"
+            "register_protocol('glyphs-shapes', base=('glyphs', 'base'), novel=('shapes', ALL))\n"
+        )
+        monkeypatch.syspath_prepend(str(folder))
+        for registry, names in ((SETS, ["shapes"]), (PROTOCOLS, ["shapes", "glyphs-shapes"])):
+            for name in names:
+                monkeypatch.setitem(registry, name, None)  # so that it is gone after the test
+                del registry[name]
+        monkeypatch.delitem(sys.modules, "shapes_of_catalog", raising=False)
+        importlib.import_module("shapes_of_catalog")
+
+    def test_a_set_is_a_protocol_of_its_name(self, shapes):
+        protocol = load_protocol("shapes")
+        assert protocol.part("base").class_names == ["circle", "square"]
+        assert protocol.part("novel").class_names == ["star"]
+
+    def test_a_protocol_may_join_sets(self, shapes):
+        protocol = load_protocol("glyphs-shapes")
+        assert len(protocol.part("base").classes) == 6
+        assert protocol.part("novel").class_names == ["circle", "square", "star"]
+        assert not is_set_only("glyphs-shapes")
+
+    def test_a_taken_name_is_refused(self):
+        with pytest.raises(UserError, match="There is a data set 'cub' already"):
+
+            @register_dataset
+            class Cub(SmallGlyphs):
+                name = "cub"
+
+        with pytest.raises(UserError, match="There is a protocol 'mini-cub' already"):
+            register_protocol("mini-cub", base=("cub", "base"))
+
+    @pytest.mark.parametrize("parts", [{"training": ("cub", "base")}, {"base": ("cub", "half")}])
+    def test_a_wrong_part_is_named(self, parts):
+        with pytest.raises(UserError, match=r"'half' has .* parts are base, validation, novel, and all"):
+            register_protocol("half", **parts)
 
 
 class TestNames:

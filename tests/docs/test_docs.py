@@ -10,7 +10,8 @@ from gpldla.backbones import create_backbone, list_backbones
 from gpldla.data import list_protocols
 from gpldla.data.catalog import sources_of
 from gpldla.data.protocols import ALL
-from gpldla.data.splits import PARTS, class_lists
+from gpldla.data.sets import SETS
+from gpldla.data.splits import PARTS
 
 ROOT = Path(__file__).parents[2]
 DATA = (ROOT / "docs" / "data.md").read_text("utf-8")
@@ -34,7 +35,7 @@ def test_the_table_has_the_class_counts_of_each_protocol(protocol):
     (line,) = [line for line in DATA.splitlines() if line.startswith(f"| `{protocol}` |")]
     counts = dict(zip(PARTS, (cell.strip().replace(",", "") for cell in line.split("|")[2:5])))
     for part, (set_name, part_of_set) in sources_of(protocol).items():
-        lists = class_lists(set_name)
+        lists = SETS[set_name].class_lists
         if lists:
             expected = sum(map(len, lists.values())) if part_of_set == ALL else len(lists[part_of_set])
             assert counts[part] == str(expected)

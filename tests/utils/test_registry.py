@@ -68,7 +68,7 @@ class TestRegistry:
     def test_an_unknown_name_suggests_the_nearest(self):
         SHAPES.register("square")(object())
         with pytest.raises(
-            UnknownNameError, match="There is no shape 'sqare'; did you mean 'square'?"
+            UnknownNameError, match=r"There is no shape 'sqare'; did you mean 'square'\?"
         ) as error:
             SHAPES.find("sqare")
         copy = pickle.loads(pickle.dumps(error.value))

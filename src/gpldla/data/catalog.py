@@ -1,17 +1,18 @@
 """Data sets and protocols by name: what there is, and how to open it, packed first where needed."""
 
 import glob
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gpldla.data.paths import DataPaths
-from gpldla.data.protocols import ALL, PROTOCOLS, Part, Protocol
+from gpldla.data.protocols import ALL, PLUGINS, PROTOCOLS, Part, Protocol
 from gpldla.data.sets import FOLDER_PREFIX, SETS, BundledSet, DataSet, FolderSet, StoredSet
 from gpldla.data.splits import PARTS
 from gpldla.data.store import MANIFEST, ImageSet, cached_store, open_store, read_manifest, store_folder
 from gpldla.utils.errors import UserError, did_you_mean
+from gpldla.utils.plugins import plugin_fault
 from gpldla.utils.progress import SILENT, Reporter
 
 
@@ -46,7 +47,7 @@ def is_set_only(name: str) -> bool:
     """Say whether a name is a data set that is no protocol by itself; an unknown name is an error."""
     known = SETS.keys() | PROTOCOLS.keys()
     if name not in known and not name.startswith(FOLDER_PREFIX):
-        raise UserError(f"There is no data set {name!r}{did_you_mean(name, known)}")
+        raise _unknown(name, known)
     return name in SETS and name not in PROTOCOLS
 
 
@@ -54,9 +55,7 @@ def find_set(name: str) -> DataSet:
     """Return a data set by name; `folder:PATH` names any folder of class folders."""
     if name.startswith(FOLDER_PREFIX):
         return FolderSet.from_name(name)
-    if name not in SETS:
-        raise UserError(f"There is no data set {name!r}{did_you_mean(name, SETS)}")
-    return SETS[name]
+    return SETS.find(name)
 
 
 def sources_of(protocol: str) -> dict[str, tuple[str, str]]:
@@ -68,9 +67,14 @@ def sources_of(protocol: str) -> dict[str, tuple[str, str]]:
     if protocol in SETS:
         raise UserError(
             f"The data set {protocol!r} has no base, validation and novel classes of its own;"
-            f" protocols are {', '.join(PROTOCOLS)}."
+            f" protocols are {', '.join(list_protocols())}."
         )
-    raise UserError(f"There is no data set {protocol!r}{did_you_mean(protocol, PROTOCOLS)}")
+    raise _unknown(protocol, PROTOCOLS)
+
+
+def _unknown(name: str, known: Iterable[str]) -> UserError:
+    fault = plugin_fault(PLUGINS, name)
+    return UserError(fault or f"There is no data set {name!r}{did_you_mean(name, known)}")
 
 
 def load_set(

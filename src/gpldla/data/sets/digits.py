@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from gpldla.data.sets.base import BundledSet
+from gpldla.data.protocols import register_protocol
+from gpldla.data.sets.base import BundledSet, register_dataset
 from gpldla.data.store import ImageSet, image_set_from_classes
 
 # Everything the images depend on.
@@ -17,12 +18,14 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@register_dataset
 class Digits(BundledSet):
     """Ten digits, all of them novel."""
 
     name = "digits"
     default_size = 28
     drawing = SETTINGS
+    protocol_parts = ("novel",)
 
     def make(self) -> ImageSet:
         """Enlarge all digits."""
@@ -31,6 +34,15 @@ class Digits(BundledSet):
     def parts(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
         """Every class is novel."""
         return {"novel": tuple(range(len(class_names)))}
+
+
+# Train on printed letters, validate on another script, test on handwritten digits.
+register_protocol(
+    "glyphs-digits",
+    base=("glyphs", "base"),
+    validation=("glyphs", "validation"),
+    novel=("digits", "novel"),
+)
 
 
 def make() -> ImageSet:

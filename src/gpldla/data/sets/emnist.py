@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpldla.data.packing import refuse, report_skipped_files
-from gpldla.data.sets.base import StoredSet, Survey
+from gpldla.data.sets.base import StoredSet, Survey, register_dataset
 from gpldla.data.source_files import SourceFile, read_tree
 from gpldla.data.store import ImageSet, write_store
 from gpldla.utils.errors import UserError
@@ -19,6 +19,7 @@ SIDE = 28
 IMAGES, LABELS = "emnist-byclass-test-images-idx3-ubyte", "emnist-byclass-test-labels-idx1-ubyte"
 
 
+@register_dataset
 class EMNIST(StoredSet):
     """Two IDX files, gzipped or not, in a folder or a zip. Stored upright, dark ink on light paper."""
 
@@ -29,6 +30,7 @@ class EMNIST(StoredSet):
     folders = ("emnist", "EMNIST")
     get = "https://www.nist.gov/itl/products-and-services/emnist-dataset (binary format)"
     put = f"{IMAGES}.gz and {LABELS}.gz, or the zip that has them"
+    protocol_parts = ()  # it has no base classes; see omniglot-emnist
 
     def settings(self, size: int, side: int | None = None) -> dict[str, Any]:
         """Images keep their 28 pixels whatever the backbone."""

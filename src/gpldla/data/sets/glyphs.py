@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from gpldla.data.sets.base import BundledSet
+from gpldla.data.sets.base import BundledSet, register_dataset
 from gpldla.data.store import ImageSet, image_set_from_classes
 from gpldla.utils.errors import UserError
 
@@ -104,6 +104,7 @@ def make() -> ImageSet:
     return image_set_from_classes("glyphs", [f"{script_of(x)} {x}" for x in letters], images, groups)
 
 
+@register_dataset
 class Glyphs(BundledSet):
     """Split by script, so that the scripts of the novel part were never seen."""
 
@@ -119,7 +120,7 @@ class Glyphs(BundledSet):
         """Tell classes by the script in their names."""
         script_of_class = [name.split()[0] for name in class_names]
         return {
-            part: tuple(place for place, script in enumerate(script_of_class) if script in scripts)
+            part: tuple(index for index, script in enumerate(script_of_class) if script in scripts)
             for part, scripts in SCRIPTS_OF_PART.items()
         }
 
