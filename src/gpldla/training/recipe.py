@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from gpldla.data.augment.training_images import TRAINING_TRANSFORMS
+from gpldla.data.preprocessing import ImageSettings
 from gpldla.heads import head_class, head_options
 from gpldla.training.methods import find_method, is_head_option
 from gpldla.utils.errors import UserError, did_you_mean
@@ -21,8 +22,12 @@ PRECISIONS = ("32-true", "bf16-mixed", "64-true")
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Every setting of a training run."""
+class Recipe(ImageSettings):
+    """Every setting of a training run.
+
+    Those of `ImageSettings` are for images outside of training; zoom counts in training, too, where nothing
+    crops images at random.
+    """
 
     # What is trained on what
     dataset: str = "glyphs"
@@ -42,9 +47,6 @@ class Recipe:
     episodes: int = 60_000
     episodes_per_update: int = 1
     seed: int = 0
-    # Images outside of training; zoom counts in it, too, where nothing crops them at random
-    zoom: float = 1.15  # they are resized to so many times what the network sees, which is their centre
-    mirrored: bool = False  # features are the mean of those of an image and of its mirror image
     # Optimisation: Adam with one rate for the network and one for the head's parameters
     learning_rate: float = 0.002
     weight_decay: float = 0.0  # of the network: each step takes rate × decay of a weight away
@@ -78,6 +80,10 @@ class Recipe:
     head_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        try:
+            super().__post_init__()
+        except UserError as error:
+            raise UserError(f"Recipe setting {error}") from None
         for name in (
             "episodes",
             "episodes_per_update",
@@ -106,7 +112,6 @@ class Recipe:
             _require(getattr(self, name) >= 2, name, getattr(self, name), "at least 2")
         _require(0 < self.smallest_crop <= 1, "smallest_crop", self.smallest_crop, "more than 0, at most 1")
         _require(0 <= self.colour_jitter <= 1, "colour_jitter", self.colour_jitter, "from 0 to 1")
-        _require(1 <= self.zoom <= 2, "zoom", self.zoom, "from 1 to 2")
         _require(0 <= self.stored_side <= 4096, "stored_side", self.stored_side, "from 0 to 4096")
         _require(self.validate_every >= 0, "validate_every", self.validate_every, "0 or more")
         _require(0 <= self.ema < 1, "ema", self.ema, "at least 0 and less than 1")
