@@ -135,8 +135,7 @@ def _fresh_model(recipe: Recipe) -> FewShotModel:
         recipe.backbone,
         recipe.head,
         head_options=recipe.head_options,
-        zoom=recipe.zoom,
-        mirrored=recipe.mirrored,
+        **recipe.unusual_settings(),
     )
 
 
