@@ -141,7 +141,9 @@ class TestWhatIsSeenOutsideOfTraining:
         usual.load_state_dict(mirrored.state_dict())
         assert usual.backbone.fingerprint() != mirrored.backbone.fingerprint()
 
-    @pytest.mark.parametrize("facts", [{"zoom": "far"}, {"zoom": 0.5}, {"zoom": True}, {"mirrored": 1}])
+    @pytest.mark.parametrize(
+        "facts", [{"zoom": "far"}, {"zoom": 0.5}, {"zoom": True}, {"mirrored": 1}, {"interpolation": "cubic"}]
+    )
     def test_a_wrong_one_in_a_file_is_named(self, mirrored, tmp_path, facts):
         mirrored.save(tmp_path)
         config = json.loads((tmp_path / CONFIG).read_text())

@@ -33,7 +33,7 @@ def picture_tensor(image: ImageLike, preprocessing: Preprocessing) -> Tensor:
         raise UserError("An image has no pixels.")
     side = preprocessing.resized
     if picture.size != (side, side):
-        picture = picture.resize((side, side), Image.Resampling.BILINEAR)
+        picture = picture.resize((side, side), Image.Resampling[preprocessing.interpolation.upper()])
     return torch.from_numpy(np.array(picture)).view(side, side, -1).permute(2, 0, 1)
 
 

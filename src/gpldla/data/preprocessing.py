@@ -9,6 +9,7 @@ Reads = Literal["pictures", "texts"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+INTERPOLATIONS = ("bilinear", "bicubic")
 ZOOM = 1.15  # the usual enlargement of images before the centre crop
 
 
@@ -24,18 +25,23 @@ class ImageSettings:
     A field that is added here becomes a setting of recipes and an argument of `FewShotModel`. Where it is not
     the default, models and classifiers store it, and features are cached separately.
 
-    zoom:     images are resized to zoom × the input size of the network, which then sees the centre
-    mirrored: outside of training, features are the mean of those of an image and of its mirror image
+    zoom:          images are resized to zoom × the input size of the network, which then sees the centre
+    mirrored:      outside of training, features are the mean of those of an image and of its mirror image
+    interpolation: with which images are resized, "bilinear" or "bicubic", both antialiased
     """
 
     zoom: float = ZOOM
     mirrored: bool = False
+    interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
         if isinstance(self.zoom, bool) or not isinstance(self.zoom, (int, float)) or not 1 <= self.zoom <= 2:
             raise UserError(f"zoom must be a number from 1 to 2, not {self.zoom!r}.")
         if not isinstance(self.mirrored, bool):
             raise UserError(f"mirrored must be true or false, not {self.mirrored!r}.")
+        if self.interpolation not in INTERPOLATIONS:
+            words = " or ".join(INTERPOLATIONS)
+            raise UserError(f"interpolation must be {words}, not {self.interpolation!r}.")
 
     def unusual_settings(self) -> dict[str, Any]:
         """Return the settings that are not the default."""

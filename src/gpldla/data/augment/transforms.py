@@ -21,7 +21,10 @@ def resized_images(images: Tensor, preprocessing: Preprocessing) -> Tensor:
         return to_float(images, preprocessing.channels)
     # On a CPU whole grey levels are resized eight times as fast as floats, and rounded as Pillow does it.
     source = images if images.device.type == "cpu" else images.float()
-    resized = F.interpolate(source, side, mode="bilinear", antialias=True, align_corners=False)
+    mode = preprocessing.interpolation
+    resized = F.interpolate(source, side, mode=mode, antialias=True, align_corners=False)
+    if mode == "bicubic" and resized.is_floating_point():
+        resized = resized.clamp_(0, 255)  # it overshoots at edges; bytes are clamped as they are
     return to_float(resized, preprocessing.channels)
 
 
