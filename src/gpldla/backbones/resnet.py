@@ -1,7 +1,7 @@
 """Residual networks of basic blocks, as the few-shot literature uses them."""
 
 import math
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,10 +38,11 @@ class ResNet(Backbone):
 
     def maps(self, images: Tensor) -> Tensor:
         """Return the last feature maps, [n, 512, 7, 7] at 224 px and [n, 512, 11, 11] at 84 px."""
-        return self.blocks(self.stem(images))
+        feature_maps: Tensor = self.blocks(self.stem(images))
+        return feature_maps
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the maps averaged over places."""
+        """Return the maps averaged over positions."""
         return self.maps(images).mean((2, 3))
 
 
@@ -58,7 +59,7 @@ class Stem(nn.Sequential, EpisodeBlock):
     def forward(self, x: Tensor) -> Tensor:
         """[n, 3, h, w] → [n, channels, h', w']."""
         if not self.by_kernels:
-            return super().forward(x)
+            return cast(Tensor, super().forward(x))  # type: ignore[no-untyped-call]
         from gpldla.kernels.pool import max_pool_3x3
 
         x = self.conv_norm(x, self[0], self[1])

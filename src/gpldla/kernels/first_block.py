@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gpldla.kernels.typed import apply_function, jit
+
 PROGRAMS = 1056  # that share a pass: eight for each of an H200's processors
 POSITIONS = 128  # that a program looks at together
 WINDOWS = 32  # of four places each
@@ -44,9 +46,10 @@ def convolve_normalise_relu_pool(
 
     Returns [episodes · n, C, h // 2, w // 2], channels last.
     """
-    return _FirstBlock.apply(
-        images, kernel, weight, bias, running_mean, running_var, offset, episodes, momentum, eps, dtype
-    )
+    return apply_function(
+        _FirstBlock, images, kernel, weight, bias, running_mean, running_var, offset, episodes, momentum,
+        eps, dtype,
+    )  # fmt: skip
 
 
 class _FirstBlock(torch.autograd.Function):
@@ -127,14 +130,14 @@ def _precision() -> str:
 
 def _programs(places: int, episodes: int) -> int:
     """Return how many programs share an episode's places."""
-    return max(1, min(triton.cdiv(places, POSITIONS), PROGRAMS // episodes))
+    return max(1, min(int(triton.cdiv(places, POSITIONS)), PROGRAMS // episodes))
 
 
 def _loop(rows: int, programs: int, at_once: int) -> int:
-    return triton.cdiv(triton.cdiv(rows, programs), at_once)
+    return int(triton.cdiv(triton.cdiv(rows, programs), at_once))
 
 
-@triton.jit
+@jit
 def _patches(image_ptr, place, there, w, K: tl.constexpr, CHANNELS: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the patches of padded images that start at places, [places, K]: row by row, a one, nothing."""
     entry = tl.arange(0, K)
@@ -145,14 +148,14 @@ def _patches(image_ptr, place, there, w, K: tl.constexpr, CHANNELS: tl.constexpr
     return tl.where(one, 1.0, patches.to(tl.float32)).to(DTYPE)
 
 
-@triton.jit
+@jit
 def _filters(filters_ptr, K: tl.constexpr, FILTERS: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the filters as the products see them, [FILTERS, K]."""
     place = tl.arange(0, FILTERS)[:, None] * K + tl.arange(0, K)[None, :]
     return tl.load(filters_ptr + place).to(DTYPE)
 
 
-@triton.jit
+@jit
 def _second_moments(  # type: ignore[no-untyped-def]
     images_ptr, gram_ptr, places, h, w, programs,
     LOOP: tl.constexpr, POSITIONS: tl.constexpr, K: tl.constexpr, CHANNELS: tl.constexpr, DTYPE: tl.constexpr,
@@ -173,13 +176,13 @@ def _second_moments(  # type: ignore[no-untyped-def]
     tl.store(at + entry[:, None] * K + entry[None, :], total)
 
 
-@triton.jit
+@jit
 def _column(matrix, number, K: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return one column of a matrix [rows, K]."""
     return tl.sum(tl.where((tl.arange(0, K) == number)[None, :], matrix, 0.0), axis=1)
 
 
-@triton.jit
+@jit
 def _statistics(  # type: ignore[no-untyped-def]
     gram_ptr, filters_ptr, mean_ptr, rstd_ptr, running_mean_ptr, running_var_ptr, offset_ptr, places,
     momentum, eps,
@@ -210,7 +213,7 @@ def _statistics(  # type: ignore[no-untyped-def]
     tl.store(running_var_ptr + filter_, before_var + momentum * (var_of_all - before_var))
 
 
-@triton.jit
+@jit
 def _scale_and_shift(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, episode, FILTERS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return what turns a filter's output to the normalised one: x · scale + shift."""
     filter_ = tl.arange(0, FILTERS)
@@ -219,7 +222,7 @@ def _scale_and_shift(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, episode, FILTERS:
     return scale, tl.load(bias_ptr + filter_).to(tl.float32) - mean * scale
 
 
-@triton.jit
+@jit
 def _corner(window, h, w):  # type: ignore[no-untyped-def]
     """Return where in padded images the first patch of each window starts."""
     high, wide = h // 2, w // 2
@@ -227,7 +230,7 @@ def _corner(window, h, w):  # type: ignore[no-untyped-def]
     return ((row // high) * (h + 2) + 2 * (row % high)) * (w + 2) + 2 * (window % wide)
 
 
-@triton.jit
+@jit
 def _apply(  # type: ignore[no-untyped-def]
     images_ptr, filters_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, y_ptr, windows, images, h, w,
     WINDOWS: tl.constexpr, K: tl.constexpr, CHANNELS: tl.constexpr, FILTERS: tl.constexpr,
@@ -251,21 +254,21 @@ def _apply(  # type: ignore[no-untyped-def]
     tl.store(y_ptr + place, largest, mask=there[:, None])
 
 
-@triton.jit
+@jit
 def _larger(patches, filters, scale, shift, k, largest, chosen, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
     """Take place k of each window where its output is larger than those before."""
     z = tl.dot(patches, filters, input_precision=PRECISION) * scale[None, :] + shift[None, :]
     return tl.maximum(largest, z), tl.where(z > largest, k, chosen)
 
 
-@triton.jit
+@jit
 def _added(total, dy, chosen, k, patches, DTYPE: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
     """Add g pᵀ for place k of each window."""
     g = tl.where(chosen == k, dy, 0.0).to(DTYPE)
     return tl.dot(tl.trans(g), patches, total, input_precision=PRECISION)
 
 
-@triton.jit
+@jit
 def _chosen_sums(  # type: ignore[no-untyped-def]
     images_ptr, filters_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, dy_ptr, chosen_ptr,
     windows, images, h, w, programs,
@@ -304,7 +307,7 @@ def _chosen_sums(  # type: ignore[no-untyped-def]
     tl.store(at + filter_[:, None] * K + entry[None, :], total)
 
 
-@triton.jit
+@jit
 def _gradients(  # type: ignore[no-untyped-def]
     chosen_ptr, gram_ptr, filters_ptr, mean_ptr, rstd_ptr, weight_ptr, dfilters_ptr, dweight_ptr, dbias_ptr,
     places,

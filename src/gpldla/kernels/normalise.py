@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gpldla.kernels.typed import apply_function, jit
+
 PROGRAMS = 1024  # that share the reductions: a few for each of a GPU's processors
 ROWS = 32  # places, or windows of them, that a program looks at together
 
@@ -42,9 +44,10 @@ def normalise(
     Returns [episodes · n, C, h // 2, w // 2], or [episodes · n, C, h, w] without the pooling, channels last.
     """
     assert not pool or (relu and added is None)
-    return _Normalise.apply(
-        x, weight, bias, added, running_mean, running_var, offset, episodes, momentum, eps, relu, pool
-    )
+    return apply_function(
+        _Normalise, x, weight, bias, added, running_mean, running_var, offset, episodes, momentum, eps,
+        relu, pool,
+    )  # fmt: skip
 
 
 class _Normalise(torch.autograd.Function):
@@ -130,14 +133,14 @@ def _columns(C: int) -> int:
 
 def _programs(rows: int, episodes: int) -> int:
     """Return how many programs share the reduction of an episode."""
-    return max(1, min(triton.cdiv(rows, ROWS), PROGRAMS // episodes))
+    return max(1, min(int(triton.cdiv(rows, ROWS)), PROGRAMS // episodes))
 
 
 def _loop(rows: int, programs: int) -> int:
-    return triton.cdiv(triton.cdiv(rows, programs), ROWS)
+    return int(triton.cdiv(triton.cdiv(rows, programs), ROWS))
 
 
-@triton.jit
+@jit
 def _sums(  # type: ignore[no-untyped-def]
     x_ptr, partial_ptr, pivot_ptr, places, programs, C,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOOP: tl.constexpr,
@@ -166,7 +169,7 @@ def _sums(  # type: ignore[no-untyped-def]
         tl.store(pivot_ptr + episode * C + columns, pivot)
 
 
-@triton.jit
+@jit
 def _statistics(  # type: ignore[no-untyped-def]
     partial_ptr, mean_ptr, rstd_ptr, running_mean_ptr, running_var_ptr, offset_ptr,
     places, programs, C, momentum, eps,
@@ -197,7 +200,7 @@ def _statistics(  # type: ignore[no-untyped-def]
     tl.store(running_var_ptr + columns, before_var + momentum * (var_of_all - before_var))
 
 
-@triton.jit
+@jit
 def _both_sums(partial_ptr, episode, episodes, programs, C, columns, PROGRAMS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Add up what the programs of an episode have summed: two rows [COLUMNS]."""
     rows = tl.arange(0, PROGRAMS)
@@ -210,7 +213,7 @@ def _both_sums(partial_ptr, episode, episodes, programs, C, columns, PROGRAMS: t
     )
 
 
-@triton.jit
+@jit
 def _scale_and_shift(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, episode, C, columns):  # type: ignore[no-untyped-def]
     """Return what turns x to the normalised, scaled and shifted: (x − mean) · scale + shift; and 1/σ.
 
@@ -222,7 +225,7 @@ def _scale_and_shift(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, episode, C, colum
     return mean, scale, tl.load(bias_ptr + columns).to(tl.float32), rstd
 
 
-@triton.jit
+@jit
 def _corner(windows, images, h, w, high, wide, episode, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the row of memory of each window's first place, and its place in the image."""
     column = (windows % wide) * STEP
@@ -231,7 +234,7 @@ def _corner(windows, images, h, w, high, wide, episode, STEP: tl.constexpr):  # 
     return (image.to(tl.int64) * h + row) * w + column, row, column
 
 
-@triton.jit
+@jit
 def _apply(  # type: ignore[no-untyped-def]
     x_ptr, added_ptr, y_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, windows, images, h, w, C,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, RELU: tl.constexpr, ADDED: tl.constexpr,
@@ -261,7 +264,7 @@ def _apply(  # type: ignore[no-untyped-def]
     tl.store(y_ptr + out, y, mask=there)
 
 
-@triton.jit
+@jit
 def _chosen(  # type: ignore[no-untyped-def]
     x_ptr, y_ptr, corner, w, C, columns, there, mean, scale, shift,
     STEP: tl.constexpr, RELU: tl.constexpr, ADDED: tl.constexpr,
@@ -286,7 +289,7 @@ def _chosen(  # type: ignore[no-untyped-def]
     return chosen, chosen_x, passed
 
 
-@triton.jit
+@jit
 def _gradient_sums(  # type: ignore[no-untyped-def]
     x_ptr, y_ptr, dy_ptr, partial_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, windows, images, programs,
     h, w, C,
@@ -316,7 +319,7 @@ def _gradient_sums(  # type: ignore[no-untyped-def]
     tl.store(partial_ptr + tl.num_programs(1) * programs * C + place, tl.sum(products, 0))
 
 
-@triton.jit
+@jit
 def _gradient_statistics(  # type: ignore[no-untyped-def]
     partial_ptr, of_bias_ptr, of_weight_ptr, dbias_ptr, dweight_ptr, programs, C,
     EPISODES: tl.constexpr, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -335,7 +338,7 @@ def _gradient_statistics(  # type: ignore[no-untyped-def]
     tl.store(dweight_ptr + columns, dweight)
 
 
-@triton.jit
+@jit
 def _gradient_apply(  # type: ignore[no-untyped-def]
     x_ptr, y_ptr, dy_ptr, dx_ptr, dadded_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, of_bias_ptr,
     of_weight_ptr, places, images, h, w, C,

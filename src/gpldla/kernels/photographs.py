@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpldla.kernels.typed import jit
+
 PIXELS_PER_BLOCK = 128
 
 
@@ -36,7 +38,7 @@ def augment_photographs(images: Tensor, changes: Tensor, size: int, mean: Tensor
     return out
 
 
-@triton.jit
+@jit
 def _stretch(target, start, length, size):  # type: ignore[no-untyped-def]
     """Return where target pixels lie in the source: centre, first pixel covered, last one, radius."""
     scale = length / size  # source pixels a target pixel
@@ -48,7 +50,7 @@ def _stretch(target, start, length, size):  # type: ignore[no-untyped-def]
     return centre, tl.maximum(tl.ceil(centre - radius), lowest), highest, radius
 
 
-@triton.jit
+@jit
 def _grey(colours, channels):  # type: ignore[no-untyped-def]
     """Return the luma of pixels [PIXELS, 4], the fourth channel being nothing."""
     share = tl.where(
@@ -57,7 +59,7 @@ def _grey(colours, channels):  # type: ignore[no-untyped-def]
     return tl.sum(colours * share[None, :], axis=1)
 
 
-@triton.jit
+@jit
 def _crop(  # type: ignore[no-untyped-def]
     images_ptr, changes_ptr, out_ptr, greys_ptr, image_stride, channel_stride, width, size, blocks,
     PIXELS: tl.constexpr,
@@ -95,7 +97,7 @@ def _crop(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + out, colours, mask=stored)
 
 
-@triton.jit
+@jit
 def _recolour(  # type: ignore[no-untyped-def]
     changes_ptr, out_ptr, greys_ptr, mean_ptr, std_at, size, blocks,
     PIXELS: tl.constexpr, BLOCKS: tl.constexpr,

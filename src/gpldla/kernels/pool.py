@@ -6,6 +6,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gpldla.kernels.typed import apply_function, jit
+
 ROWS = 32  # places that a program looks at together
 
 
@@ -14,7 +16,7 @@ def max_pool_3x3(x: Tensor) -> Tensor:
 
     C is a multiple of 16. The gradient goes to the first of equals.
     """
-    return _MaxPool.apply(x)
+    return apply_function(_MaxPool, x)
 
 
 class _MaxPool(torch.autograd.Function):
@@ -50,7 +52,7 @@ def _columns(C: int) -> int:
     return next(columns for columns in (64, 32, 16) if C % columns == 0)
 
 
-@triton.jit
+@jit
 def _forward(  # type: ignore[no-untyped-def]
     x_ptr, y_ptr, chosen_ptr, windows, h, w, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
@@ -73,7 +75,7 @@ def _forward(  # type: ignore[no-untyped-def]
     tl.store(chosen_ptr + out, chosen.to(tl.uint8), mask=(window < windows)[:, None])
 
 
-@triton.jit
+@jit
 def _backward(  # type: ignore[no-untyped-def]
     dy_ptr, chosen_ptr, dx_ptr, places, h, w, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):

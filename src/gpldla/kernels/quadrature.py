@@ -10,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from gpldla.kernels.typed import jit
+
 QUERIES_PER_BLOCK = 32
 
 
@@ -25,7 +27,7 @@ def integrate(mean: Tensor, var: Tensor) -> Tensor:
     return log_p.view(mean.shape)
 
 
-@triton.jit
+@jit
 def _component(t, mean, var, weight, location, scale):  # type: ignore[no-untyped-def]
     """Return what one normal of the Gumbel mixture adds to F_j(t) and to g_j(t)·√π."""
     narrowness = tl.rsqrt(2.0 * (var + scale * scale))
@@ -33,7 +35,7 @@ def _component(t, mean, var, weight, location, scale):  # type: ignore[no-untype
     return 0.5 * weight * libdevice.erfc(z), weight * narrowness * tl.exp(-z * z)
 
 
-@triton.jit
+@jit
 def _kernel(mean_ptr, var_ptr, out_ptr, n, C, QUERIES: tl.constexpr, CLASSES: tl.constexpr):  # type: ignore[no-untyped-def]
     """Integrate for a block of queries, all classes of each in one row; point after point."""
     infinity = float("inf")

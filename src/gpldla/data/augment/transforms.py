@@ -61,5 +61,5 @@ def to_rgb(images: Tensor) -> Tensor:
 
 def grey(images: Tensor) -> Tensor:
     """Return the luma of colour images, float [n, 3, h, w] → [n, 1, h, w]."""
-    red, green, blue = images.split(1, dim=1)
+    red, green, blue = torch.split(images, 1, dim=1)
     return (red * 0.299).add_(green, alpha=0.587).add_(blue, alpha=0.114)

@@ -163,7 +163,7 @@ def _distinct(letters: list[str]) -> list[str]:
 
 
 def shape_distances(inks: list[Image.Image], size: int = 48, tolerance: int = 2) -> np.ndarray:
-    """Compare shapes pairwise: the share of ink that lies more than `tolerance` pixels off the other's ink.
+    """Compare shapes pairwise: the share of ink farther than `tolerance` pixels from the other's ink.
 
     Weight and small misfits do not count, a hook or a bar does. Returns float32 [n, n], symmetric.
     """
@@ -177,7 +177,8 @@ def shape_distances(inks: list[Image.Image], size: int = 48, tolerance: int = 2)
     ink_flat = ink_of.reshape(len(inks), -1).astype(np.float32)
     far_flat = (~near).reshape(len(inks), -1).astype(np.float32)
     stray = ink_flat @ far_flat.T / ink_flat.sum(axis=1, keepdims=True)
-    return np.maximum(stray, stray.T)
+    distances: np.ndarray = np.maximum(stray, stray.T)
+    return distances
 
 
 def _variants(letter: str, fonts: list[Font]) -> np.ndarray:
