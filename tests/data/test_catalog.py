@@ -235,7 +235,7 @@ class TestOpening:
 
     def test_a_set_without_one_class_of_its_protocol_is_refused(self, access):
         write_class(access.data_paths.root / "cub" / "999.Dodo")
-        with pytest.raises(UserError, match="None of the classes of 'cub' is there"):
+        with pytest.raises(UserError, match="None of the classes of 'cub' was found"):
             load_protocol("cub", access=access)
 
 
@@ -328,15 +328,15 @@ class TestAgainAfterTrouble:
         load_set(f"folder:{tmp_path / 'photos'}", access=access)
         (tmp_path / "photos").rename(tmp_path / "moved")
         load_set(f"folder:{tmp_path / 'photos'}", access=access)
-        assert f"is not there; using {access.data_paths.cache}" in log.getvalue()
+        assert f"is not in the data root; using {access.data_paths.cache}" in log.getvalue()
 
     def test_what_was_left_out_is_said_with_the_remedy(self, tmp_path, access, log):
         write_class(tmp_path / "photos" / "cat")
         (tmp_path / "photos" / "cat" / "bad.png").write_bytes(b"no image")
         for skip_bad in (True, False):
             load_set(f"folder:{tmp_path / 'photos'}", access=replace(access, skip_bad=skip_bad))
-        assert "was packed without what was faulty (1 entries" in log.getvalue()
-        assert "and it is packed anew." in log.getvalue()
+        assert "was packed without its faulty files (1 entries" in log.getvalue()
+        assert "and it is packed again." in log.getvalue()
 
     def test_the_command_that_is_advised_works_for_every_backbone(self, tmp_path, access):
         write_class(tmp_path / "photos" / "cat", side=300)

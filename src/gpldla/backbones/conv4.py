@@ -1,7 +1,7 @@
 """The four-block convolutional networks of the few-shot literature."""
 
 import math
-from typing import cast
+from typing import Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ class Block(nn.Sequential, EpisodeBlock):
         """[n, channels, h, w] → [n, 64, h', w']."""
         convolution, norm, pool = cast(nn.Conv2d, self[0]), self[1], isinstance(self[2], nn.MaxPool2d)
         if not norm.training:
-            return cast(Tensor, super().forward(x))  # type: ignore[no-untyped-call]
+            return cast(Tensor, cast(Any, super()).forward(x))
         if not self.by_kernels:
             # BatchNorm cancels the bias, so its gradient is zero, but computing that takes a pass over the
             # largest tensor of the network. As part of the weights its gradient of zero costs nothing.

@@ -1,4 +1,4 @@
-"""Pictures of users, in whatever form they come, as tensors of one size."""
+"""The user's pictures, as files, arrays or Pillow images, turned into tensors of one size."""
 
 from pathlib import Path
 

@@ -76,7 +76,7 @@ class StageContext:
     def sample_augmentations(self, numbers: Tensor, keys: Tensor) -> Tensor:
         """Draw what happens to images with these numbers; it follows from their keys, int64 [n] both."""
         shapes, stored = self.images.original_shapes(numbers), self.images.stored_shape
-        return self._transform.draw(uniforms(keys, self._transform.numbers), shapes, stored)
+        return self._transform.draw(uniforms(keys, self._transform.n_uniforms), shapes, stored)
 
     def apply_augmentations(self, pixels: Tensor, changes: Tensor) -> Tensor:
         """Turn stored images, uint8 [n, c, h, w], to what the network sees, [n, channels, size, size]."""

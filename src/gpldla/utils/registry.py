@@ -49,17 +49,17 @@ class Registry(MutableMapping[str, Thing]):
         raise UnknownNameError(message, kind=self._kind, name=str(name))
 
     def __getitem__(self, name: str) -> Thing:
-        """Return what is registered under `name`, by a plugin at last; else raise a KeyError."""
+        """Return what is registered under `name`, after loading plugins if it is unknown."""
         if name not in self._things:
             load_plugins(self._group)
         return self._things[name]
 
     def __setitem__(self, name: str, thing: Thing) -> None:
-        """Put a thing in place of whatever has the name."""
+        """Replace what is registered under a name."""
         self._things[name] = thing
 
     def __delitem__(self, name: str) -> None:
-        """Forget a name."""
+        """Remove a name."""
         del self._things[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -74,7 +74,7 @@ class Registry(MutableMapping[str, Thing]):
 
 
 def _same_definition(first: object, second: object) -> bool:
-    """Say whether two things come from one definition, as after a module was imported a second time."""
+    """Return whether two things come from one definition, as after a module was imported a second time."""
     if first == second:
         return True
     first_class, second_class = (x if isinstance(x, type) else type(x) for x in (first, second))

@@ -30,7 +30,7 @@ def sample_photograph_params(
     """Draw what happens to each photograph.
 
     uniforms: [n, N_PHOTOGRAPH_UNIFORMS], random numbers from [0, 1)
-    shapes:   [n, 2], height and width that the images had before they were stored; None: as they are stored
+    shapes:   [n, 2], height and width that the images had before they were stored; None: the stored ones
     stored:   height and width of the images
     smallest_area, strength: of the boxes, as a part of the picture, and of the changes of colour
 
@@ -40,7 +40,7 @@ def sample_photograph_params(
     of_boxes, of_sides, of_colours = torch.split(uniforms, [N_BOX_UNIFORMS, 1, 3], dim=1)
     sides = constant(stored, uniforms.device)
     true = sides.expand(len(uniforms), 2) if shapes is None else shapes
-    # Boxes are drawn in the picture as it was, so that their ratio is that of what they show.
+    # Boxes are drawn in the original shape of the picture, so that they have the ratio that was drawn.
     boxes = random_boxes(of_boxes, true, smallest_area) * (sides / true).repeat(1, 2)
     mirrored = (of_sides < 0.5).float()
     factors = 1 + strength * (2 * of_colours - 1)

@@ -12,7 +12,7 @@ from gpldla.data.store import ImageSet, image_set_from_classes
 
 # Everything the images depend on.
 SETTINGS: dict[str, Any] = {
-    "version": 1,  # raise it when the drawing code changes
+    "version": 1,  # increase it when the drawing code changes
     "size": 32,
     "enlargement": 3,  # 8 pixels become 24, which leaves the margin that the glyphs have
 }
@@ -57,7 +57,7 @@ def make() -> ImageSet:
 
 
 def _enlarge(ink: np.ndarray) -> np.ndarray:
-    """Turn one digit, float [8, 8] with ink from 0 to 16, to uint8 [32, 32] with ink from 255 to 0."""
+    """Turn one digit, float [8, 8] with ink from 0 to 16, into uint8 [32, 32] with ink from 255 to 0."""
     bordered = np.pad(ink, 2)  # more paper than needed, so that strokes at the rim fade out smoothly
     paper = np.round(255 - bordered * (255 / 16)).astype(np.uint8)
     side = len(paper) * SETTINGS["enlargement"]

@@ -1,7 +1,7 @@
 """The data set `glyphs`: letters of six scripts, drawn from the fonts that come with matplotlib.
 
 It needs no download, and it is a real few-shot problem: the letters of the novel scripts are never seen in
-training, and `groups` tells the font families apart, so that support and query can come from different ones.
+training, and `groups` are the font families, so that support and query can come from different ones.
 """
 
 import unicodedata
@@ -44,7 +44,7 @@ REFERENCE_FONTS = ("DejaVuSans", "DejaVuSansMono", "DejaVuSerif")
 
 # What the images depend on. Lengths are pixels of the finished image, angles are degrees.
 SETTINGS: dict[str, Any] = {
-    "version": 1,  # raise it when anything else in this file changes the images
+    "version": 1,  # increase it when anything else in this file changes the images
     "seed": 0,
     "size": 32,
     "variants_a_font": 4,
@@ -64,7 +64,7 @@ BORDER = 2  # black pixels around the ink, from which slanted edges get their sm
 
 
 class Font:
-    """One font file: which letters it has and how they look."""
+    """One font file: its letters and their drawings."""
 
     def __init__(self, file_name: str, family: int) -> None:
         path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{file_name}.ttf"
@@ -80,7 +80,7 @@ class Font:
         self._face = ImageFont.truetype(str(path), FONT_SIZE, layout_engine=ImageFont.Layout.BASIC)
 
     def has(self, letter: str) -> bool:
-        """Say whether the font has a drawing of `letter`."""
+        """Return whether the font has a drawing of `letter`."""
         return ord(letter) in self._characters
 
     def ink(self, letter: str) -> Image.Image:
@@ -117,7 +117,7 @@ class Glyphs(BundledSet):
         return make()
 
     def parts(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-        """Tell classes by the script in their names."""
+        """Assign classes by the script in their names."""
         script_of_class = [name.split()[0] for name in class_names]
         return {
             part: tuple(index for index, script in enumerate(script_of_class) if script in scripts)
@@ -183,7 +183,7 @@ def shape_distances(inks: list[Image.Image], size: int = 48, tolerance: int = 2)
 
 def _variants(letter: str, fonts: list[Font]) -> np.ndarray:
     """Draw `letter` in each font with small random changes, uint8 [n_fonts * variants, 1, size, size]."""
-    # A generator a letter: its images stay the same whatever other letters the set holds.
+    # One generator per letter: its images do not depend on the other letters of the set.
     rng = np.random.default_rng([SETTINGS["seed"], ord(letter)])
     n, size = SETTINGS["variants_a_font"], SETTINGS["size"]
     smallest, largest = SETTINGS["half_extent"]
