@@ -123,7 +123,7 @@ def packed_rate(part: Part, case: Case, seconds: float) -> float:
     def batch() -> None:
         numbers = torch.randint(len(images), (BATCH,))
         changes = transform.draw(
-            torch.rand(BATCH, transform.numbers), images.original_shapes(numbers), images.stored_shape
+            torch.rand(BATCH, transform.n_uniforms), images.original_shapes(numbers), images.stored_shape
         )
         transform.apply(images[numbers], changes, preprocessing)
 
@@ -169,7 +169,7 @@ def kornia_rates(part: Part, seconds: float) -> dict[str, Any] | None:
 
     def ours() -> None:
         side = (pixels.shape[2], pixels.shape[3])
-        changes = transform.draw(torch.rand(BATCH, transform.numbers), None, side)
+        changes = transform.draw(torch.rand(BATCH, transform.n_uniforms), None, side)
         transform.apply(pixels, changes, preprocessing)
 
     return {

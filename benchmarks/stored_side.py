@@ -55,7 +55,7 @@ def measure(sides: list[int], seeds: list[int], episodes: int) -> list[dict[str,
 
 def table(results: dict[str, Any]) -> list[str]:
     """Return the lines that stand in the documentation."""
-    lines = ["| stored at | accuracy on validation classes, % (a seed each) | mean |", "|--:|--:|--:|"]
+    lines = ["| stored at | accuracy on validation classes, % (one seed each) | mean |", "|--:|--:|--:|"]
     for row in results["rows"]:
         accuracies = row["validation_accuracy"]
         each = " / ".join(f"{accuracy:.2f}" for accuracy in accuracies)

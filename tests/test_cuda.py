@@ -15,6 +15,7 @@ from gpldla.evaluation import PartEvaluator, Task
 from gpldla.heads import create_head, list_heads
 from gpldla.heads.base import head_class
 from gpldla.heads.gp import predictive
+from gpldla.testing import random_episode
 from gpldla.training import checkpoint
 from gpldla.training import run as training
 from gpldla.training.checkpoint import TrainingState
@@ -25,7 +26,6 @@ from gpldla.training.metrics import METRICS
 from gpldla.training.run import train
 from gpldla.training.stage import Acceleration
 from gpldla.utils.errors import UserError
-from tests.heads.head_contract import random_episode
 from tests.helpers import tiny_protocol, tiny_recipe, tiny_set, whole
 from tests.training.test_graphed_update import episodes_of_features, noisy_protocol
 from tests.training.test_run import StopAfter

@@ -61,9 +61,9 @@ def export_classifier(
     """Write a classifier of pictures.
 
     Input `images`: uint8 [n, side, side, channels], pixels in grey or RGB of pictures that are resized to
-    side = preprocessing.resized as Pillow's BILINEAR does it. The graph crops and standardises them, so that
-    nobody else has to. Output `probabilities`: float32 [n, C] in the order of `classes`, with the temperature
-    applied. n is any number from 1.
+    side = preprocessing.resized by Pillow's filter of the name preprocessing.interpolation. The graph crops
+    and standardises them, so that nobody else has to. Output `probabilities`: float32 [n, C] in the order of
+    `classes`, with the temperature applied. n is any number from 1.
 
     posterior: of one task, on features of `backbone`; with predictive="mc" the file keeps the draws it made
     half: weights and products (convolutions, matrices) in float16, in half the space. Inputs and outputs stay

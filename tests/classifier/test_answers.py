@@ -473,7 +473,7 @@ class TestFilesBelow:
         assert ignored_files(album) == ""
         (album / "birds" / "2.HEIC").touch()
         (album / "birds" / "notes.txt").touch()
-        assert ignored_files(album).startswith("Passed over 1 files whose format is not read, such as ")
+        assert ignored_files(album).startswith("Ignored 1 files whose format is not read, such as ")
 
 
 def test_two_columns_of_one_name(tmp_path):

@@ -142,7 +142,9 @@ class TestWhatIsSeenOutsideOfTraining:
         usual.load_state_dict(mirrored.state_dict())
         assert usual.backbone.fingerprint() != mirrored.backbone.fingerprint()
 
-    @pytest.mark.parametrize("facts", [{"zoom": "far"}, {"zoom": 0.5}, {"zoom": True}, {"mirrored": 1}])
+    @pytest.mark.parametrize(
+        "facts", [{"zoom": "far"}, {"zoom": 0.5}, {"zoom": True}, {"mirrored": 1}, {"interpolation": "cubic"}]
+    )
     def test_a_wrong_one_in_a_file_is_named(self, mirrored, tmp_path, facts):
         mirrored.save(tmp_path)
         config = json.loads((tmp_path / CONFIG).read_text())
@@ -203,6 +205,14 @@ class TestLoadingWhatIsNoModel:
         model.save(tmp_path)
         (tmp_path / CONFIG).write_text(json.dumps({k: v for k, v in model.config().items() if k != key}))
         with pytest.raises(UserError, match=f"{tmp_path / CONFIG} is not a whole model configuration.*{key}"):
+            FewShotModel.from_pretrained(tmp_path)
+
+    @pytest.mark.parametrize("kind", ["backbone", "head"])
+    def test_one_of_a_missing_plugin_says_what_to_do(self, model, tmp_path, kind):
+        model.save(tmp_path)
+        (tmp_path / CONFIG).write_text(json.dumps({**model.config(), kind: "of-a-plugin"}))
+        message = rf"no {kind} 'of-a-plugin'.* If another package has this {kind}, install .* with --import\."
+        with pytest.raises(UserError, match=message):
             FewShotModel.from_pretrained(tmp_path)
 
     @pytest.mark.parametrize(

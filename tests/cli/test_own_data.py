@@ -371,7 +371,7 @@ class TestFitRefuses:
         table = tmp_path / "own.csv"
         table.write_bytes((made / "texts.csv").read_bytes())
         message = refused("fit", table, "--text", "text", "--label", "label", "-o", table)
-        assert "is what is read; write to another file" in message
+        assert "is an input; write to another file" in message
         assert table.read_bytes() == (made / "texts.csv").read_bytes()
 
     def test_an_output_that_is_a_folder(self, fails, photos, tmp_path):
@@ -545,7 +545,7 @@ class TestPredict:
     def test_the_classifier_is_not_overwritten(self, run, birds):
         before = birds.read_bytes()
         code, _, err = run("export", birds, "-o", birds)
-        assert (code, "is what is read" in err) == (2, True)
+        assert (code, "is an input" in err) == (2, True)
         assert birds.read_bytes() == before
 
     def test_a_sentence_that_ends_like_the_name_of_a_file_is_a_text(self, run, topics):

@@ -1,16 +1,27 @@
+import importlib
 import io
 import itertools
 import os
 import shutil
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from gpldla.data import Access, DataPaths, list_protocols, list_sets, load_protocol, load_set
-from gpldla.data.catalog import find_set, packed_stores, sources_of
-from gpldla.data.protocols import ALL
+from gpldla.data import (
+    Access,
+    DataPaths,
+    list_protocols,
+    list_sets,
+    load_protocol,
+    load_set,
+    register_dataset,
+    register_protocol,
+)
+from gpldla.data.catalog import find_set, is_set_only, packed_stores, sources_of
+from gpldla.data.protocols import ALL, PROTOCOLS
 from gpldla.data.sets import SETS, BundledSet
 from gpldla.data.sets.glyphs import Glyphs
 from gpldla.data.splits import PARTS
@@ -120,6 +131,65 @@ class TestProtocols:
         assert used == set(list_sets())
 
 
+class TestRegistering:
+    """A file of another package registers its data set, the class lists beside it, and protocols."""
+
+    @pytest.fixture
+    def shapes(self, tmp_path, monkeypatch):
+        folder = tmp_path / "plugin"
+        (folder / "splits").mkdir(parents=True)
+        (folder / "splits" / "shapes-base.txt").write_text("circle\nsquare\n")
+        (folder / "splits" / "shapes-novel.txt").write_text("star\n")
+        (folder / "shapes_of_catalog.py").write_text(
+            "import numpy as np\n"
+            "from gpldla.data import register_dataset, register_protocol\n"
+            "from gpldla.data.protocols import ALL\n"
+            "from gpldla.data.sets import BundledSet\n"
+            "from gpldla.data.store import image_set_from_classes\n"
+            "@register_dataset\n"
+            "class Shapes(BundledSet):\n"
+            "    name, default_size, drawing = 'shapes', 28, {'version': 1}\n"
+            "    protocol_parts = ('base', 'novel')\n"
+            "    def make(self):\n"
+            "        images = [np.full((3, 1, 28, 28), i, np.uint8) for i in range(3)]\n"
+            "        return image_set_from_classes('shapes', ['circle', 'square', 'star'], images)\n"
+            "register_protocol('glyphs-shapes', base=('glyphs', 'base'), novel=('shapes', ALL))\n"
+        )
+        monkeypatch.syspath_prepend(str(folder))
+        for registry, names in ((SETS, ["shapes"]), (PROTOCOLS, ["shapes", "glyphs-shapes"])):
+            for name in names:
+                monkeypatch.setitem(registry, name, None)  # so that it is gone after the test
+                del registry[name]
+        monkeypatch.delitem(sys.modules, "shapes_of_catalog", raising=False)
+        importlib.import_module("shapes_of_catalog")
+
+    def test_a_set_is_a_protocol_of_its_name(self, shapes):
+        protocol = load_protocol("shapes")
+        assert protocol.part("base").class_names == ["circle", "square"]
+        assert protocol.part("novel").class_names == ["star"]
+
+    def test_a_protocol_may_join_sets(self, shapes):
+        protocol = load_protocol("glyphs-shapes")
+        assert len(protocol.part("base").classes) == 6
+        assert protocol.part("novel").class_names == ["circle", "square", "star"]
+        assert not is_set_only("glyphs-shapes")
+
+    def test_a_taken_name_is_refused(self):
+        with pytest.raises(UserError, match="There is a data set 'cub' already"):
+
+            @register_dataset
+            class Cub(SmallGlyphs):
+                name = "cub"
+
+        with pytest.raises(UserError, match="There is a protocol 'mini-cub' already"):
+            register_protocol("mini-cub", base=("cub", "base"))
+
+    @pytest.mark.parametrize("parts", [{"training": ("cub", "base")}, {"base": ("cub", "half")}])
+    def test_a_wrong_part_is_named(self, parts):
+        with pytest.raises(UserError, match=r"'half' has .* parts are base, validation, novel, and all"):
+            register_protocol("half", **parts)
+
+
 class TestNames:
     @pytest.mark.parametrize("load", [load_protocol, load_set])
     @pytest.mark.parametrize(
@@ -165,7 +235,7 @@ class TestOpening:
 
     def test_a_set_without_one_class_of_its_protocol_is_refused(self, access):
         write_class(access.data_paths.root / "cub" / "999.Dodo")
-        with pytest.raises(UserError, match="None of the classes of 'cub' is there"):
+        with pytest.raises(UserError, match="None of the classes of 'cub' was found"):
             load_protocol("cub", access=access)
 
 
@@ -258,15 +328,15 @@ class TestAgainAfterTrouble:
         load_set(f"folder:{tmp_path / 'photos'}", access=access)
         (tmp_path / "photos").rename(tmp_path / "moved")
         load_set(f"folder:{tmp_path / 'photos'}", access=access)
-        assert f"is not there; using {access.data_paths.cache}" in log.getvalue()
+        assert f"is not in the data root; using {access.data_paths.cache}" in log.getvalue()
 
     def test_what_was_left_out_is_said_with_the_remedy(self, tmp_path, access, log):
         write_class(tmp_path / "photos" / "cat")
         (tmp_path / "photos" / "cat" / "bad.png").write_bytes(b"no image")
         for skip_bad in (True, False):
             load_set(f"folder:{tmp_path / 'photos'}", access=replace(access, skip_bad=skip_bad))
-        assert "was packed without what was faulty (1 entries" in log.getvalue()
-        assert "and it is packed anew." in log.getvalue()
+        assert "was packed without its faulty files (1 entries" in log.getvalue()
+        assert "and it is packed again." in log.getvalue()
 
     def test_the_command_that_is_advised_works_for_every_backbone(self, tmp_path, access):
         write_class(tmp_path / "photos" / "cat", side=300)

@@ -194,7 +194,7 @@ class TestPacked:
         load_set("cub", access=access)
         shutil.rmtree(root)
         status = set_status("cub", access)
-        assert status.place is None
+        assert status.folder is None
         assert (len(status.counts), sum(status.counts.values())) == (6, 18)
         assert len(load_set("cub", access=access).images) == 18
 

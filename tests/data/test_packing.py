@@ -229,7 +229,7 @@ class TestBadFiles:
         assert FAULTS[fault][1] in message
         assert "0x" not in message  # where a buffer lies is nobody's concern
         way_out = f"gpldla data prepare folder:{pets} --side 160 --skip-bad"
-        assert message.endswith(f", or leave such out with `{way_out}`.")
+        assert message.endswith(f", or leave faulty files out with `{way_out}`.")
         assert stores(cache) == []
 
     @pytest.mark.parametrize("fault", FAULTS)
@@ -280,7 +280,7 @@ class TestBadFiles:
     def test_a_set_without_a_readable_image_is_an_error_all_the_same(self, tmp_path, pack, cache):
         for file in write_class(tmp_path / "set" / "a", ending=".jpg").iterdir():
             file.write_bytes(b"")
-        with pytest.raises(UserError, match=r"has no readable image; the first trouble: .*/0\.jpg cannot"):
+        with pytest.raises(UserError, match=r"has no readable image; the first fault: .*/0\.jpg cannot"):
             pack(tmp_path / "set", skip_bad=True)
         assert stores(cache) == []
 

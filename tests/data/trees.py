@@ -17,10 +17,10 @@ from zipfile import ZipFile
 import numpy as np
 from PIL import Image, ImageDraw
 
+from gpldla.data.sets import SETS
 from gpldla.data.sets.emnist import CHARACTERS
 from gpldla.data.sets.emnist import IMAGES as EMNIST_IMAGES
 from gpldla.data.sets.emnist import LABELS as EMNIST_LABELS
-from gpldla.data.splits import class_lists
 
 TABLE_OF_PART = {"base": "train", "validation": "val", "novel": "test"}
 REAL_ROOT = Path(os.environ.get("GPLDLA_DATA") or Path(__file__).parents[3] / "shared" / "data")  # or nothing
@@ -53,7 +53,7 @@ def write_cub(folder: Path, *, classes_per_part: int = 2, images_per_class: int 
 
 def write_omniglot(folder: Path, *, classes_per_part: int = 2, images_per_class: int = 3) -> Path:
     """Write `classes_per_part` characters that are not Latin, over both halves, and two that are."""
-    names = class_lists("omniglot")["base"]
+    names = SETS["omniglot"].class_lists["base"]
     half = (classes_per_part + 1) // 2
     later = [name for name in names if name.startswith(("Angelic/", "Atemayar_Qelisayer/"))]
     _write_characters(folder / "images_background", [*names[:half], *LATIN], images_per_class)
@@ -71,7 +71,7 @@ def _write_characters(folder: Path, names: Sequence[str], images_per_class: int)
 
 def write_emnist(folder: Path, *, classes_per_part: int = 2, images_per_class: int = 3) -> Path:
     """Write the two gzipped IDX files: transposed, ink bright on black, classes in no order."""
-    names = [name for part in class_lists("emnist").values() for name in part[:classes_per_part]]
+    names = [name for part in SETS["emnist"].class_lists.values() for name in part[:classes_per_part]]
     labels = np.repeat([CHARACTERS.index(name) for name in names], images_per_class).astype(np.uint8)
     upright = np.stack([np.asarray(d) for name in names for d in drawings(name, images_per_class, 28)])
     order = np.random.default_rng(0).permutation(len(labels))
@@ -100,7 +100,7 @@ def write_miniimagenet(
     """Write images/n0153282900000001.jpg and so on, with train.csv, val.csv and test.csv."""
     for part, table in TABLE_OF_PART.items():
         lines = []
-        for label in class_lists(set_name)[part][:classes_per_part]:
+        for label in SETS[set_name].class_lists[part][:classes_per_part]:
             for number, picture in enumerate(pictures(label, images_per_class, side, side), 1):
                 save(picture, folder / "images" / f"{label}{number:08}{ending}")
                 lines.append((f"{label}{number:08}{ending}", label))
@@ -138,7 +138,7 @@ def _write_wordnet(
     folder: Path, set_name: str, classes_per_part: int, images_per_class: int, side: int
 ) -> Path:
     for part, outer in TABLE_OF_PART.items():
-        for name in class_lists(set_name)[part][:classes_per_part]:
+        for name in SETS[set_name].class_lists[part][:classes_per_part]:
             for number, picture in enumerate(pictures(name, images_per_class, side, side + side // 4), 1):
                 save(picture, folder / outer / name / f"{name}_{number}.JPEG")
     return folder
@@ -160,7 +160,7 @@ def write_class(folder: Path, *, images_per_class: int = 3, side: int = 16, endi
 
 def first_classes(set_name: str, classes_per_part: int) -> list[str]:
     """Return the first classes of each part of a data set, part after part."""
-    return [name for names in class_lists(set_name).values() for name in names[:classes_per_part]]
+    return [name for names in SETS[set_name].class_lists.values() for name in names[:classes_per_part]]
 
 
 def pictures(name: str, count: int, height: int, width: int) -> Iterator[Image.Image]:

@@ -1,16 +1,20 @@
 """What docs/data.md and docs/comparison.md say is what the package has and what was measured."""
 
+import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks import comparison, loading, stored_side
 from gpldla.backbones import create_backbone, list_backbones
-from gpldla.data import list_protocols
+from gpldla.data import Access, DataPaths, list_protocols, load_protocol
 from gpldla.data.catalog import sources_of
-from gpldla.data.protocols import ALL
-from gpldla.data.splits import PARTS, class_lists
+from gpldla.data.protocols import ALL, PROTOCOLS
+from gpldla.data.sets import SETS
+from gpldla.data.splits import PARTS
+from tests.data.trees import write_class
 
 ROOT = Path(__file__).parents[2]
 DATA = (ROOT / "docs" / "data.md").read_text("utf-8")
@@ -34,11 +38,29 @@ def test_the_table_has_the_class_counts_of_each_protocol(protocol):
     (line,) = [line for line in DATA.splitlines() if line.startswith(f"| `{protocol}` |")]
     counts = dict(zip(PARTS, (cell.strip().replace(",", "") for cell in line.split("|")[2:5])))
     for part, (set_name, part_of_set) in sources_of(protocol).items():
-        lists = class_lists(set_name)
+        lists = SETS[set_name].class_lists
         if lists:
             expected = sum(map(len, lists.values())) if part_of_set == ALL else len(lists[part_of_set])
             assert counts[part] == str(expected)
     assert {part for part, count in counts.items() if count} == set(sources_of(protocol))
+
+
+def test_the_example_of_a_data_set_is_opened(tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", DATA, re.DOTALL)
+    for registry, names in ((SETS, ["fungi"]), (PROTOCOLS, ["fungi", "miniimagenet-fungi"])):
+        for name in names:
+            monkeypatch.setitem(registry, name, None)  # so that it is gone after the test
+            del registry[name]
+    (tmp_path / "splits").mkdir()
+    for part, species in zip(PARTS, ("001", "002", "003")):
+        (tmp_path / "splits" / f"fungi-{part}.txt").write_text(f"species-{species}\n")
+        write_class(tmp_path / "root" / "fungi" / f"species-{species}")
+    (tmp_path / "fungi_of_docs.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("fungi_of_docs")
+    protocol = load_protocol("fungi", access=Access(DataPaths(tmp_path / "root", tmp_path / "cache")))
+    assert [protocol.part(part).class_names for part in PARTS] == [[f"species-00{i}"] for i in (1, 2, 3)]
+    assert sources_of("miniimagenet-fungi")["base"] == ("miniimagenet", ALL)
 
 
 @pytest.mark.parametrize("name", list_backbones())

@@ -13,10 +13,10 @@ import torch
 
 from gpldla.heads import base as heads_base
 from gpldla.heads import create_head, gpldla_auto, head_class, head_options, list_heads
+from gpldla.testing import HeadContract, random_episode
 from gpldla.training import run as training
 from gpldla.training.methods import methods
 from gpldla.training.recipe import BaseSettings, read_recipe
-from tests.heads.head_contract import HeadContract, random_episode
 from tests.helpers import tiny_protocol, tiny_recipe
 
 FOLDER = Path(__file__).parents[2] / "docs" / "methods"

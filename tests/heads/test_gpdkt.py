@@ -11,8 +11,8 @@ from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 from torch import nn
 
 from gpldla.heads import create_head
+from gpldla.testing import HeadContract, random_episode
 from gpldla.utils.errors import UserError
-from tests.heads.head_contract import HeadContract, random_episode
 
 TASKS = [(2, 1), (3, 4), (5, [1, 2, 3, 4, 5])]
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from gpldla.heads import create_head
 from gpldla.heads.gp import linear_gp
+from gpldla.testing import HeadContract, random_episode
 from gpldla.utils.errors import UserError
 from tests.heads import reference
-from tests.heads.head_contract import HeadContract, random_episode
 
 
 class TestGPLDLA(HeadContract):

@@ -11,8 +11,8 @@ from gpldla.heads import create_head, gpldla_auto
 from gpldla.heads.base import class_one_hot
 from gpldla.heads.gp.predictive import quadrature
 from gpldla.heads.gpldla_auto import GRID, PRIOR_WIDTH, default_beta
+from gpldla.testing import HeadContract, random_episode
 from gpldla.utils.errors import UserError
-from tests.heads.head_contract import HeadContract, random_episode
 
 
 class AutoContract(HeadContract):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gpldla.heads import create_head, list_heads
-from tests.heads.head_contract import random_episode
+from gpldla.testing import random_episode
 
 OF_THE_PAPER = {
     "baseline++",

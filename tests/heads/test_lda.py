@@ -6,7 +6,7 @@ import torch
 from scipy.spatial.distance import pdist
 
 from gpldla.heads import create_head
-from tests.heads.head_contract import HeadContract, random_episode
+from gpldla.testing import HeadContract, random_episode
 
 
 class TestLDA(HeadContract):

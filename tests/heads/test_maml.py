@@ -10,8 +10,8 @@ from torch.func import functional_call
 
 from gpldla import FewShotModel
 from gpldla.heads import create_head, maml
+from gpldla.testing import HeadContract, random_episode
 from gpldla.utils.errors import UserError
-from tests.heads.head_contract import HeadContract, random_episode
 
 
 class TestMAML(HeadContract):

@@ -8,8 +8,8 @@ import torch
 from scipy.special import softmax
 
 from gpldla.heads import create_head
+from gpldla.testing import HeadContract, random_episode
 from gpldla.utils.errors import UserError
-from tests.heads.head_contract import HeadContract, random_episode
 
 
 class TestMatchingNet(HeadContract):

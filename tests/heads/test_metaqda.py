@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from gpldla.heads import create_head
 from gpldla.heads.metaqda import padded_class_indices
+from gpldla.testing import HeadContract, random_episode
 from gpldla.utils.errors import UserError
-from tests.heads.head_contract import HeadContract, random_episode
 
 VARIANTS = {
     "bayes": {"estimate": "bayes"},

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gpldla.heads import create_head
+from gpldla.testing import HeadContract, random_episode
 from gpldla.utils.errors import UserError
-from tests.heads.head_contract import HeadContract, random_episode
 
 
 class TestProtoNet(HeadContract):

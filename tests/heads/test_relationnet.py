@@ -7,8 +7,8 @@ from torch import nn
 
 from gpldla import FewShotModel
 from gpldla.heads import create_head
+from gpldla.testing import HeadContract, random_episode
 from gpldla.utils.errors import UserError
-from tests.heads.head_contract import HeadContract, random_episode
 
 
 class TestRelationNet(HeadContract):

@@ -265,7 +265,7 @@ class TestWhatValidationCannotDo:
 def test_a_second_training_in_a_folder_is_refused_while_the_first_goes_on(tmp_path):
     with (
         exclusive_lock(tmp_path / "run", "training"),
-        pytest.raises(UserError, match=r"Another training is going on in .*run; choose another folder"),
+        pytest.raises(UserError, match=r"Another training is running in .*run; choose another folder"),
     ):
         run(tiny_recipe(), tmp_path / "run")
     assert run(tiny_recipe(), tmp_path / "run").finished

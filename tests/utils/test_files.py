@@ -93,7 +93,7 @@ class TestCheckOutput:
         (tmp_path / "input").touch()
         (tmp_path / "link").symlink_to("input")
         for name in ("input", "link"):
-            with pytest.raises(UserError, match=f"{name} is what is read; write to another file"):
+            with pytest.raises(UserError, match=f"{name} is an input; write to another file"):
                 check_output(tmp_path / name, tmp_path / "input")
 
     def test_a_folder_is_no_file(self, tmp_path):

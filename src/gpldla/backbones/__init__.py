@@ -1,18 +1,17 @@
-"""Networks from images or texts to features, one family a file; importing this package registers them all."""
+"""Networks from images or texts to features, one family per file; importing this package registers all."""
 
 from importlib import import_module
 from pkgutil import iter_modules
 
 from gpldla.backbones.base import (
     Backbone,
-    Preprocessing,
     TextBackbone,
-    TextPreprocessing,
     backbone_preprocessing,
     create_backbone,
     list_backbones,
     register_backbone,
 )
+from gpldla.data.preprocessing import Preprocessing, TextPreprocessing
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

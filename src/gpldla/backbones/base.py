@@ -1,4 +1,4 @@
-"""What a backbone looks like from outside, and the registry of backbones."""
+"""The interface of backbones, and their registry."""
 
 import hashlib
 import json
@@ -16,13 +16,14 @@ from gpldla.utils.registry import Registry
 class Backbone(nn.Module, ABC):
     """A network from images [n, channels, size, size] to features [n, feature_dim].
 
-    reads: what it is for; one that reads texts is a `TextBackbone`
-    pretrained: its weights come from an installed package, so files name them instead of holding them
+    reads:      kind of its inputs; a backbone that reads texts is a `TextBackbone`
+    pretrained: whether its weights come from an installed package, so that files name the backbone instead of
+                storing its weights
     """
 
     reads: ClassVar[Reads] = "pictures"
     pretrained: ClassVar[bool] = False
-    preprocessing: Preprocessing  # its class's, or its own where they differ
+    preprocessing: Preprocessing  # of the class, or of the instance where a model chose settings
     feature_dim: int
     map_shape: tuple[int, int, int]  # channels, height and width of the last feature maps
 
@@ -32,26 +33,25 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, images: Any) -> Tensor:  # a Tensor, but for those that read texts
-        """Return the features [n, feature_dim] of images as they are."""
+        """Return the features [n, feature_dim] of prepared images."""
 
     def features(self, images: Any) -> Tensor:
-        """Return the features [n, feature_dim] that stand for images outside of training.
+        """Return the features [n, feature_dim] that are used outside of training.
 
-        Where `preprocessing` has mirrored they are the same for an image and its mirror image.
+        With `preprocessing.mirrored` they are the mean of those of an image and of its mirror image.
         """
-        features = self(images)
+        features: Tensor = self(images)
         if self.preprocessing.mirrored:
             features = (features + self(images.flip(-1))) / 2
         return features
 
     def fingerprint(self) -> str:
-        """Return a name for what the network computes now, 64 hexadecimal digits.
+        """Return a hash of what the network computes, 64 hexadecimal digits.
 
-        Two networks of one class with the same weights and preprocessing have the same fingerprint, wherever
-        their weights lie: neither the device nor the memory format counts. Training changes it.
+        It depends on the class, the weights and the preprocessing, not on the device or the memory format.
         """
         # Of one class: conv4 and conv4np have weights of the same names and shapes.
-        facts = [type(self).__name__, self.preprocessing.as_json()]
+        facts = [_class_name(type(self)), self.preprocessing.as_json()]
         digest = hashlib.sha256(json.dumps(facts).encode())
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -59,11 +59,17 @@ class Backbone(nn.Module, ABC):
         return digest.hexdigest()
 
 
+def _class_name(kind: type[Backbone]) -> str:
+    """Return the name of a class, with its module where it comes from another package."""
+    of_this_package = kind.__module__.startswith("gpldla.")
+    return kind.__name__ if of_this_package else f"{kind.__module__}.{kind.__name__}"
+
+
 class TextBackbone(Backbone):
     """A network from n texts to features [n, feature_dim].
 
-    It stands among the backbones because heads, files and caches need not know the difference. What prepares
-    inputs does: it asks `reads` before it hands them over.
+    It is a backbone because heads, files and caches treat both alike; only code that prepares inputs asks
+    `reads`.
     """
 
     reads: ClassVar[Reads] = "texts"
@@ -75,7 +81,8 @@ class TextBackbone(Backbone):
 
     def features(self, texts: list[str]) -> Tensor:
         """Return the features [n, feature_dim]."""
-        return self(texts)
+        features: Tensor = self(texts)
+        return features
 
     @property
     def map_shape(self) -> tuple[int, int, int]:  # type: ignore[override]
@@ -93,7 +100,7 @@ class TextBackbone(Backbone):
         )
 
 
-_BACKBONES: Registry[type[Backbone]] = Registry("backbone")
+_BACKBONES: Registry[type[Backbone]] = Registry("backbone", group="gpldla.backbones")
 register_backbone = _BACKBONES.register
 
 
@@ -103,7 +110,7 @@ def list_backbones() -> list[str]:
 
 
 def backbone_preprocessing(name: str) -> Preprocessing:
-    """Return what a backbone wants its images to be, without making it."""
+    """Return the preprocessing of a backbone's images, without creating the backbone."""
     backbone = _BACKBONES.find(name)
     if backbone.reads != "pictures":
         raise UserError(f"Backbone {name!r} reads {backbone.reads}, not pictures; choose another one.")
@@ -111,5 +118,5 @@ def backbone_preprocessing(name: str) -> Preprocessing:
 
 
 def create_backbone(name: str) -> Backbone:
-    """Make a backbone by name, with fresh random weights unless it is a pretrained one."""
+    """Create a backbone by name, with fresh random weights unless it is a pretrained one."""
     return _BACKBONES.find(name)()

@@ -1,7 +1,7 @@
 """The four-block convolutional networks of the few-shot literature."""
 
 import math
-from typing import cast
+from typing import Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,7 +28,8 @@ class Conv4(Backbone):
 
     def maps(self, images: Tensor) -> Tensor:
         """Return the last feature maps, [n, *map_shape]."""
-        return self.blocks(images)
+        feature_maps: Tensor = self.blocks(images)
+        return feature_maps
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the flattened maps, all ≥ 0."""
@@ -82,7 +83,7 @@ class Block(nn.Sequential, EpisodeBlock):
         nn.init.normal_(convolution.weight, std=math.sqrt(2 / (9 * FILTERS)))
         layers: list[nn.Module] = [convolution, nn.BatchNorm2d(FILTERS)]
         if pool:
-            # Before the ReLU it gives the same as after, which costs four times as much.
+            # Pooling first gives the same values, and a ReLU on a quarter of the pixels.
             layers.append(nn.MaxPool2d(2))
         super().__init__(*layers, nn.ReLU(inplace=True))
 
@@ -90,10 +91,10 @@ class Block(nn.Sequential, EpisodeBlock):
         """[n, channels, h, w] → [n, 64, h', w']."""
         convolution, norm, pool = cast(nn.Conv2d, self[0]), self[1], isinstance(self[2], nn.MaxPool2d)
         if not norm.training:
-            return super().forward(x)
+            return cast(Tensor, cast(Any, super()).forward(x))
         if not self.by_kernels:
-            # BatchNorm takes the bias away again: its gradient is zero, and finding that out takes a pass
-            # over the largest tensor of the network. Through the weights it is zero at once.
+            # BatchNorm cancels the bias, so its gradient is zero, but computing that takes a pass over the
+            # largest tensor of the network. As part of the weights its gradient of zero costs nothing.
             bias = cast(Tensor, convolution.bias)
             weight = convolution.weight + 0 * bias.view(-1, 1, 1, 1)
             x = F.conv2d(x, weight, bias.detach(), padding=convolution.padding)

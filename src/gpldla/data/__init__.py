@@ -1,8 +1,9 @@
-"""Where images come from, and which classes make a benchmark."""
+"""Data sets, and the protocols that say which of their classes are base, validation and novel."""
 
 from gpldla.data.catalog import Access, list_protocols, list_sets, load_protocol, load_set
 from gpldla.data.paths import DataPaths
-from gpldla.data.protocols import Part, Protocol
+from gpldla.data.protocols import Part, Protocol, register_protocol
+from gpldla.data.sets import register_dataset
 from gpldla.data.store import ImageSet
 
 __all__ = [
@@ -15,4 +16,6 @@ __all__ = [
     "list_sets",
     "load_protocol",
     "load_set",
+    "register_dataset",
+    "register_protocol",
 ]

@@ -1,17 +1,18 @@
-"""Data sets and protocols by name: what there is, and how to open it, packed first where needed."""
+"""Data sets and protocols by name: listing them, and opening them, packed first where needed."""
 
 import glob
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gpldla.data.paths import DataPaths
-from gpldla.data.protocols import ALL, PROTOCOLS, Part, Protocol
+from gpldla.data.protocols import ALL, PLUGINS, PROTOCOLS, Part, Protocol
 from gpldla.data.sets import FOLDER_PREFIX, SETS, BundledSet, DataSet, FolderSet, StoredSet
 from gpldla.data.splits import PARTS
 from gpldla.data.store import MANIFEST, ImageSet, cached_store, open_store, read_manifest, store_folder
 from gpldla.utils.errors import UserError, did_you_mean
+from gpldla.utils.plugins import plugin_fault
 from gpldla.utils.progress import SILENT, Reporter
 
 
@@ -19,9 +20,9 @@ from gpldla.utils.progress import SILENT, Reporter
 class Access:
     """How data is opened.
 
-    data_paths:   where it lies and where it is packed
-    report:   who hears of it
-    skip_bad: leave out what cannot be read, instead of stopping there
+    data_paths: the data root and the cache
+    report:     where progress is reported
+    skip_bad:   leave out files that cannot be read, instead of raising an error
     """
 
     data_paths: DataPaths = field(default_factory=DataPaths)
@@ -29,7 +30,7 @@ class Access:
     skip_bad: bool = False
 
 
-DEFAULT_ACCESS = Access()  # the data_paths of this environment, in silence
+DEFAULT_ACCESS = Access()  # the folders of this environment, without reports
 
 
 def list_sets() -> list[str]:
@@ -43,10 +44,10 @@ def list_protocols() -> list[str]:
 
 
 def is_set_only(name: str) -> bool:
-    """Say whether a name is a data set that is no protocol by itself; an unknown name is an error."""
+    """Return whether a name is a data set without a protocol of its name; an unknown name is an error."""
     known = SETS.keys() | PROTOCOLS.keys()
     if name not in known and not name.startswith(FOLDER_PREFIX):
-        raise UserError(f"There is no data set {name!r}{did_you_mean(name, known)}")
+        raise _unknown(name, known)
     return name in SETS and name not in PROTOCOLS
 
 
@@ -54,13 +55,11 @@ def find_set(name: str) -> DataSet:
     """Return a data set by name; `folder:PATH` names any folder of class folders."""
     if name.startswith(FOLDER_PREFIX):
         return FolderSet.from_name(name)
-    if name not in SETS:
-        raise UserError(f"There is no data set {name!r}{did_you_mean(name, SETS)}")
-    return SETS[name]
+    return SETS.find(name)
 
 
 def sources_of(protocol: str) -> dict[str, tuple[str, str]]:
-    """Return which part of which data set each part of a protocol is."""
+    """Return for each part of a protocol the data set and the part of it."""
     if protocol.startswith(FOLDER_PREFIX):
         return {part: (protocol, part) for part in PARTS}
     if protocol in PROTOCOLS:
@@ -68,9 +67,14 @@ def sources_of(protocol: str) -> dict[str, tuple[str, str]]:
     if protocol in SETS:
         raise UserError(
             f"The data set {protocol!r} has no base, validation and novel classes of its own;"
-            f" protocols are {', '.join(PROTOCOLS)}."
+            f" protocols are {', '.join(list_protocols())}."
         )
-    raise UserError(f"There is no data set {protocol!r}{did_you_mean(protocol, PROTOCOLS)}")
+    raise _unknown(protocol, PROTOCOLS)
+
+
+def _unknown(name: str, known: Iterable[str]) -> UserError:
+    fault = plugin_fault(PLUGINS, name)
+    return UserError(fault or f"There is no data set {name!r}{did_you_mean(name, known)}")
 
 
 def load_set(
@@ -78,8 +82,8 @@ def load_set(
 ) -> ImageSet:
     """Open a data set by name, packed first where needed.
 
-    size: input of the backbone that will see the images, in pixels; None: the usual one's
-    side: of stored images, at most, in pixels; None: what suits `size`
+    size: input size of the backbone that will see the images, in pixels; None: that of the usual backbone
+    side: maximal side of stored images, in pixels; None: chosen from `size`
     """
     return _open(find_set(name), size, side, access)
 
@@ -120,7 +124,7 @@ def _open_source(data_set: StoredSet, folder: Path, settings: dict[str, Any], ac
 
 
 def _open_packed_copy(data_set: StoredSet, settings: dict[str, Any], access: Access) -> ImageSet:
-    """Open a store whose images have gone, or never were on this machine."""
+    """Open a store whose source images are not in the data root."""
     packed = [
         (store, source)
         for store in packed_stores(data_set, access.data_paths.cache, settings)
@@ -129,7 +133,9 @@ def _open_packed_copy(data_set: StoredSet, settings: dict[str, Any], access: Acc
     if not packed:
         raise UserError(missing_sentence(data_set, access.data_paths))
     store, source = packed[-1]
-    access.report.say(f"{data_set.name} is not there; using {store}, packed from {source.get('folder')}")
+    access.report.say(
+        f"{data_set.name} is not in the data root; using {store}, packed from {source.get('folder')}"
+    )
     _report_skipped(data_set, store, access)
     return open_store(store)
 
@@ -138,16 +144,16 @@ def _report_skipped(data_set: DataSet, store: Path, access: Access) -> None:
     try:
         left_out = read_manifest(store)["source"].get("left_out")
     except (OSError, ValueError, KeyError, AttributeError):
-        return  # said when the store is opened
+        return  # reported when the store is opened
     if left_out:
         access.report.say(
-            f"{data_set.name} was packed without what was faulty ({len(left_out)} entries under left_out in"
-            f" {store / MANIFEST}); once that is repaired, delete {store} and it is packed anew."
+            f"{data_set.name} was packed without its faulty files ({len(left_out)} entries under left_out in"
+            f" {store / MANIFEST}); once they are repaired, delete {store} and it is packed again."
         )
 
 
 def packed_stores(data_set: DataSet, cache: Path, settings: dict[str, Any] | None = None) -> list[Path]:
-    """Return the stores of a data set in the cache (with these settings), the latest last."""
+    """Return the stores of a data set in the cache (with these settings), the latest at the end."""
     stores = []
     for manifest_file in cache.glob(f"{glob.escape(data_set.store_name)}-*/{MANIFEST}"):
         try:
@@ -161,9 +167,9 @@ def packed_stores(data_set: DataSet, cache: Path, settings: dict[str, Any] | Non
 
 
 def missing_sentence(data_set: StoredSet, data_paths: DataPaths) -> str:
-    """Say where a person gets a data set and where to put it."""
+    """Return a sentence on where to download a data set and where to put it."""
     if isinstance(data_set, FolderSet):
-        return f"There is no folder {data_set.path}, neither here nor in {data_paths.root}."
+        return f"There is no folder {data_set.path}, neither in the current folder nor in {data_paths.root}."
     return (
         f"Data set {data_set.name!r} is not in the data root {data_paths.root}: get it from {data_set.get}"
         f" and put {data_set.put} into {data_paths.root / data_set.folders[0]},"
@@ -181,9 +187,9 @@ def load_protocol(
 ) -> Protocol:
     """Open a protocol by name; its data sets are packed first where needed.
 
-    size:  input of the backbone that will see the images, in pixels; None: the usual one's
-    side:  of stored images, at most, in pixels; None: what suits `size`
-    parts: those that are wanted; a data set that only other parts need is not touched
+    size:  input size of the backbone that will see the images, in pixels; None: that of the usual backbone
+    side:  maximal side of stored images, in pixels; None: chosen from `size`
+    parts: the parts to open; data sets that only other parts need are not opened
     """
     wanted = {part: source for part, source in sources_of(name).items() if part in parts}
     opened: dict[str, ImageSet] = {}
@@ -198,19 +204,19 @@ def load_protocol(
         if len(classes) < expected:
             access.report.say(
                 f"{set_name} is not complete: {len(classes)} of the {expected} {part} classes of {name} are"
-                " there, so results compare with nobody's."
+                " there, so results are not comparable with published ones."
             )
     if not found:
-        raise UserError(f"None of the classes of {name!r} is there; see `gpldla data list`.")
+        raise UserError(f"None of the classes of {name!r} was found; see `gpldla data list`.")
     return Protocol(name, found)
 
 
 def classes_of_part(
     data_set: DataSet, part_of_set: str, class_names: Sequence[str]
 ) -> tuple[tuple[int, ...], int]:
-    """Return which of these classes belong to a part of a set, and how many should."""
-    data_paths, lists = data_set.parts(class_names), data_set.class_lists
+    """Return the indices of the classes in a part of a set, and how many classes the part should have."""
+    indices_of_part, lists = data_set.parts(class_names), data_set.class_lists
     if part_of_set == ALL:
-        return tuple(sorted(sum(data_paths.values(), ()))), sum(map(len, lists.values()))
-    found = data_paths.get(part_of_set, ())
+        return tuple(sorted(sum(indices_of_part.values(), ()))), sum(map(len, lists.values()))
+    found = indices_of_part.get(part_of_set, ())
     return found, len(lists.get(part_of_set, found))

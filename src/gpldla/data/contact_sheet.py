@@ -1,4 +1,4 @@
-"""Contact sheets: one picture that shows what a data set looks like."""
+"""Contact sheets: one picture with samples of a data set."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Section:
 
     @property
     def facts(self) -> str:
-        """How much there is."""
+        """Numbers of classes and images, as text."""
         images = int(self.image_set.counts[list(self.classes)].sum())
         return f"{len(self.classes):,} classes, {images:,} images"
 
@@ -37,7 +37,7 @@ class Section:
 def contact_sheet(
     name: str, sections: Sequence[Section], *, classes: int = 12, samples: int = 12, seed: int = 0
 ) -> Image.Image:
-    """Show in each section `classes` classes, evenly spread, one a row, with `samples` random images each.
+    """Show in each section `classes` classes, evenly spread, one per row, with `samples` random images each.
 
     A class with fewer images leaves the rest of its row empty. Pictures have the shape that they had before
     they were stored as squares.
@@ -62,8 +62,8 @@ def contact_sheet(
     for (section, chosen), title, height in zip(rows, titles, heights):
         draw.text((MARGIN, top + TITLE_SIZE), title, fill=DARK, font=title_font, anchor="ls")
         draw.text((facts_left, top + TITLE_SIZE), section.facts, fill=GREY, font=label_font, anchor="ls")
-        for place, class_index in enumerate(chosen):
-            y = top + heading + place * (cell + GAP)
+        for row, class_index in enumerate(chosen):
+            y = top + heading + row * (cell + GAP)
             label = _label(section.image_set.class_names[class_index])
             draw.text((MARGIN, y + cell // 2), label, fill=DARK, font=label_font, anchor="lm")
             for column, picture in enumerate(_pictures(section.image_set, class_index, samples, cell, rng)):
@@ -74,13 +74,13 @@ def contact_sheet(
 
 
 def _spread(classes: Sequence[int], wanted: int) -> list[int]:
-    """Choose some of the classes, evenly."""
-    places = np.linspace(0, len(classes) - 1, min(wanted, len(classes))).round().astype(int)
-    return [classes[place] for place in np.unique(places)]
+    """Choose some of the classes, evenly spread."""
+    indices = np.linspace(0, len(classes) - 1, min(wanted, len(classes))).round().astype(int)
+    return [classes[index] for index in np.unique(indices)]
 
 
 def _label(class_name: str) -> str:
-    # Names of folders may hold line breaks, and bytes that are no text.
+    # Names of folders may contain line breaks and bytes that are not UTF-8.
     name = " ".join(class_name.replace("_", " ").split()).encode("utf-8", "replace").decode()
     return name if len(name) <= LONGEST_LABEL else name[: LONGEST_LABEL - 1] + "…"
 
@@ -104,6 +104,6 @@ def _pictures(
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont:
-    """Return DejaVu Sans, which matplotlib ships and which has the letters of all our class names."""
+    """Return DejaVu Sans, which matplotlib ships and which has the letters of all bundled class names."""
     path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
     return ImageFont.truetype(str(path), size)

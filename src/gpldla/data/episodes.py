@@ -1,4 +1,4 @@
-"""Which images make an episode: thousands at once, each fixed by (seed, split, number) alone."""
+"""Drawing episodes: thousands at once, each determined by (seed, split, index) alone."""
 
 from dataclasses import dataclass
 
@@ -16,11 +16,11 @@ _LAST = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True)
 class Episodes:
-    """Image numbers of many episodes, class after class.
+    """Image indices of many episodes, class after class.
 
     support: int64 [E, ways * shots]; labels: int64 [ways * shots]
     query:   int64 [E, ways * queries]; query_labels: int64 [ways * queries]
-    classes: int64 [E, ways], which classes of the part these are
+    classes: int64 [E, ways], indices of the classes in the part
     """
 
     support: Tensor
@@ -47,8 +47,8 @@ def fold_indices(ways: int, shots: int, queries: int, folds: int) -> Tensor:
 class EpisodeSampler:
     """Draws episodes from the classes of a part; support and query never share an image.
 
-    Episode `number` is the same whatever is drawn before or beside it, so neither resuming nor the number
-    of processes changes the episodes.
+    An episode depends on its index alone, not on those drawn before it, so that neither resuming nor the
+    number of processes changes the episodes.
 
     separate_groups: take the support of a class from one group of images (one font family) and its query
     from the other groups
@@ -91,10 +91,10 @@ class EpisodeSampler:
 
     def draw(self, first: int, count: int) -> Episodes:
         """Return the episodes first .. first + count - 1."""
-        a_chunk = max(1, KEYS_PER_CHUNK // (self.ways * int(self._counts.max()) + len(self._counts)))
+        chunk_size = max(1, KEYS_PER_CHUNK // (self.ways * int(self._counts.max()) + len(self._counts)))
         drawn = [
-            self._draw(start, min(a_chunk, first + count - start))
-            for start in range(first, first + count, a_chunk)
+            self._draw(start, min(chunk_size, first + count - start))
+            for start in range(first, first + count, chunk_size)
         ]
         classes, support, query = (torch.cat(tensors) for tensors in zip(*drawn))
         labels = torch.arange(self.ways, device=self._counts.device)
@@ -109,19 +109,19 @@ class EpisodeSampler:
     def _draw(self, first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return classes [E, ways], support [E, ways, shots] and query [E, ways, queries]."""
         device = self._counts.device
-        numbers = torch.arange(first, first + count, device=device)
-        episode_keys = splitmix64(numbers + self._stream).unsqueeze(-1)  # [E, 1]
+        indices = torch.arange(first, first + count, device=device)
+        episode_keys = splitmix64(indices + self._stream).unsqueeze(-1)  # [E, 1]
         class_keys = splitmix64(
             episode_keys + torch.arange(len(self._counts), device=device)
         )  # [E, n_classes]
         classes = _smallest(class_keys, self.ways)  # [E, ways]
 
-        # One key an image of each chosen class; a class's own keys do not depend on its place in the episode.
+        # One key per image of each chosen class; they do not depend on the position of the class.
         largest = int(self._counts.max())
         chosen_keys = splitmix64(class_keys.gather(1, classes) + 1).unsqueeze(-1)  # [E, ways, 1]
-        places = torch.arange(largest, device=device)
-        image_keys = splitmix64(chosen_keys + places)  # [E, ways, largest]
-        exists = places < self._counts[classes].unsqueeze(-1)
+        image_indices = torch.arange(largest, device=device)
+        image_keys = splitmix64(chosen_keys + image_indices)  # [E, ways, largest]
+        exists = image_indices < self._counts[classes].unsqueeze(-1)
         if self._groups is None or self._support_groups is None:
             drawn = _smallest(image_keys.masked_fill(~exists, _LAST), self.shots + self.queries)
             support, query = drawn[..., : self.shots], drawn[..., self.shots :]
@@ -161,5 +161,5 @@ def _groups_by_class(part: Part, shots: int, queries: int) -> tuple[Tensor, Tens
 
 
 def _smallest(keys: Tensor, k: int) -> Tensor:
-    """Return where the k smallest keys of the last axis are, in their order: k places drawn at random."""
+    """Return the indices of the k smallest keys of the last axis, sorted by key, which draws k at random."""
     return keys.topk(k, largest=False, sorted=True).indices

@@ -1,4 +1,4 @@
-"""What data is there, what is missing, and where a person gets it."""
+"""The inventory of data sets: what was found, what is missing, and where to download it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,37 +23,37 @@ from gpldla.utils.errors import UserError
 
 @dataclass(frozen=True)
 class SetStatus:
-    """One data set as it is here.
+    """What was found of one data set.
 
-    place:    where its images were found; None where they were not
-    counts:   images a class
-    faults:   what is missing or wrong, a sentence each
-    stores:   packed copies in the cache
+    folder: with its images; None where there is none
+    counts: images per class
+    faults: one sentence for each thing that is missing or wrong
+    stores: packed copies in the cache
     """
 
     data_set: DataSet
-    place: Path | None
+    folder: Path | None
     counts: Mapping[str, int]
     faults: tuple[str, ...]
     stores: tuple[Path, ...]
 
     @property
     def usable(self) -> bool:
-        """Whether there is something to work with."""
+        """Whether there is at least one class."""
         return bool(self.counts)
 
     @property
     def complete(self) -> bool:
-        """Whether all is there."""
+        """Whether nothing is missing or wrong."""
         return self.usable and not self.faults
 
     def as_json(self) -> dict[str, Any]:
-        """Return the status as it is printed."""
+        """Return the status for `gpldla data list --json`."""
         stored = self.data_set if isinstance(self.data_set, StoredSet) else None
         return {
             "found": self.usable,
             "embedded": stored is None,
-            "place": None if self.place is None else str(self.place),
+            "place": None if self.folder is None else str(self.folder),
             "classes": len(self.counts),
             "images": sum(self.counts.values()),
             "complete": self.complete,
@@ -65,7 +65,7 @@ class SetStatus:
 
 
 def set_status(name: str, access: Access) -> SetStatus:
-    """Look for a data set; an embedded one is drawn if it never was."""
+    """Search for a data set; a bundled one is drawn if it is not in the cache."""
     data_set = find_set(name)
     if isinstance(data_set, BundledSet):
         try:
@@ -91,7 +91,7 @@ def set_status(name: str, access: Access) -> SetStatus:
 def _counts(
     data_set: StoredSet, folder: Path | None, stores: list[Path]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return images a class and what is wrong: from a store of the same files, else counted."""
+    """Return images per class and faults: from a store of the same files, else by counting files."""
     if stores:
         manifest = read_manifest(stores[-1])
         counts = {c["name"]: int(c["images"]) for c in manifest["classes"]}
@@ -103,7 +103,7 @@ def _counts(
 
 
 def _lacking(data_set: StoredSet, counts: Mapping[str, int]) -> list[str]:
-    """Say how many classes and images are missing, where some are there."""
+    """Return sentences on how many classes and images are missing, if some were found."""
     if not counts:
         return []
     faults = []
@@ -120,26 +120,26 @@ def _lacking(data_set: StoredSet, counts: Mapping[str, int]) -> list[str]:
 
 
 def protocol_facts(name: str, statuses: Mapping[str, SetStatus]) -> dict[str, dict[str, Any]]:
-    """Return for each part of a protocol where it comes from and how many classes and images it has.
+    """Return for each part of a protocol its data set and how many classes and images it has.
 
-    `classes` is what the protocol asks for, `classes_found` and `images` what is there.
+    `classes` is the number that the protocol asks for; `classes_found` and `images` are those found.
     """
     facts: dict[str, dict[str, Any]] = {}
     for part, (set_name, part_of_set) in sources_of(name).items():
         status = statuses[set_name]
         names = list(status.counts)
-        places, asked = classes_of_part(status.data_set, part_of_set, names)
+        indices, asked = classes_of_part(status.data_set, part_of_set, names)
         facts[part] = {
             "set": set_name,
             "classes": asked,
-            "classes_found": len(places),
-            "images": sum(status.counts[names[place]] for place in places),
+            "classes_found": len(indices),
+            "images": sum(status.counts[names[index]] for index in indices),
         }
     return facts
 
 
 def data_inventory(access: Access) -> dict[str, Any]:
-    """Return everything that `gpldla data list --json` prints."""
+    """Return the content of `gpldla data list --json`."""
     statuses = {name: set_status(name, access) for name in list_sets()}
     return {
         "data_root": str(access.data_paths.root),

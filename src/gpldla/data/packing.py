@@ -24,14 +24,14 @@ from gpldla.utils.process import stop_signals
 from gpldla.utils.progress import Reporter
 
 FILES_PER_TASK = 16
-N_SIZE_SAMPLES = 100  # files, spread over all, whose size says how large the images of a set are
+N_SIZE_SAMPLES = 100  # files, spread over all, from which the usual size of a set's images is taken
 
 
 @dataclass(frozen=True)
 class Listing:
     """The image files of a data set by class, not yet decoded.
 
-    bad: sentences about what cannot be used, such as an empty class or an unreadable zip
+    bad: one sentence per fault, such as an empty class or an unreadable zip
     """
 
     files_of_class: dict[str, list[SourceFile]]
@@ -42,7 +42,7 @@ class Listing:
 class _Decoded:
     images: np.ndarray  # uint8 [n, channels, side, side]
     shapes: list[tuple[int, int]]
-    bad: dict[int, str]  # by place in the task
+    bad: dict[int, str]  # by index in the task
 
 
 def pack_files(
@@ -58,14 +58,14 @@ def pack_files(
 ) -> None:
     """Decode every file once, make it square, and write the store.
 
-    Images become squares of `wanted_side` pixels, or of what a look at some of them finds if that is smaller:
-    nothing is gained by enlarging. The store notes their true shapes, so that random crops can keep the ratio
-    of the picture. Each task decodes a few files; results are written in order, a bounded number waits.
+    Images become squares of `wanted_side` pixels, or of the usual side of the files if that is smaller, as
+    enlarging gains nothing. The store keeps their true shapes, so that random crops can keep the ratio of the
+    picture. Each task decodes a few files; results are written in order, with a bounded queue.
     """
     bad = list(listing.bad)
-    way_out = f"gpldla data prepare {shlex.quote(name)} --side {wanted_side} --skip-bad"
+    remedy = f"gpldla data prepare {shlex.quote(name)} --side {wanted_side} --skip-bad"
     if not skip_bad:
-        refuse(bad, way_out)
+        refuse(bad, remedy)
     files = [file for files in listing.files_of_class.values() for file in files]
     owners = np.repeat(
         np.arange(len(listing.files_of_class)), [len(f) for f in listing.files_of_class.values()]
@@ -81,25 +81,25 @@ def pack_files(
         new_store(store, (channels, side, side)) as writer,
         report.bar(f"Packing {name}", len(files)) as advance,
     ):
-        place = 0
+        first = 0
         for task in _decode_all(files, channels, side):
             if stopped():
-                raise KeyboardInterrupt  # new_store then removes what is there so far
-            for place_in_task, sentence in task.bad.items():
+                raise KeyboardInterrupt  # new_store then removes the unfinished store
+            for index, sentence in task.bad.items():
                 if not skip_bad:
-                    refuse([sentence], way_out)
+                    refuse([sentence], remedy)
                 bad.append(sentence)
-                kept[place + place_in_task] = False
+                kept[first + index] = False
             writer.add(task.images)
             shapes += task.shapes
             n_files = len(task.images) + len(task.bad)
-            place += n_files
+            first += n_files
             advance(n_files)
         counts = np.bincount(owners[kept], minlength=len(listing.files_of_class))
         names = list(listing.files_of_class)
         bad += [f"Class {names[c]!r} of {name} has no readable image." for c in np.flatnonzero(counts == 0)]
         if not shapes:
-            raise UserError(f"{name} has no readable image; the first trouble: {bad[0]}")
+            raise UserError(f"{name} has no readable image; the first fault: {bad[0]}")
         writer.finish(
             name,
             [class_name for class_name, count in zip(names, counts) if count],
@@ -112,21 +112,21 @@ def pack_files(
 
 @contextmanager
 def _allow_large_images() -> Iterator[None]:
-    """Keep Pillow from warning of 100 million pixels: a large photograph. Far larger ones are errors."""
+    """Silence Pillow's warning at 100 million pixels, which large photographs have; far more is an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         yield
 
 
-def refuse(bad: Sequence[str], way_out: str) -> None:
-    """Raise the first of some faults, if there are any, with the command that leaves them out."""
+def refuse(bad: Sequence[str], remedy: str) -> None:
+    """Raise the first fault, if there is any, with the command that leaves faulty files out."""
     if bad:
         count = f" ({len(bad)} faults in all.)" if len(bad) > 1 else ""
-        raise UserError(f"{bad[0].removesuffix('.')}, or leave such out with `{way_out}`.{count}")
+        raise UserError(f"{bad[0].removesuffix('.')}, or leave faulty files out with `{remedy}`.{count}")
 
 
 def report_skipped_files(bad: Sequence[str], name: str, report: Reporter) -> None:
-    """List what was left out."""
+    """Report the files that were left out."""
     if bad:
         report.say(f"Left out of {name}, {len(bad)} in all:")
         for sentence in bad:
@@ -134,10 +134,10 @@ def report_skipped_files(bad: Sequence[str], name: str, report: Reporter) -> Non
 
 
 def _decode_all(files: Sequence[SourceFile], channels: int, side: int) -> Iterator[_Decoded]:
-    """Yield decoded files in order, a task at a time."""
+    """Yield decoded files in order, one task at a time."""
     workers = _cores()
     waiting: deque[Future[_Decoded]] = deque()
-    # Threads suffice: Pillow and zlib let others run while they work.
+    # Threads suffice: Pillow and zlib release the interpreter lock.
     pool = ThreadPoolExecutor(workers)
     try:
         for first in range(0, len(files), FILES_PER_TASK):
@@ -155,29 +155,26 @@ def _decode(files: Sequence[SourceFile], channels: int, side: int) -> _Decoded:
     images = np.empty((len(files), channels, side, side), np.uint8)
     shapes: list[tuple[int, int]] = []
     bad: dict[int, str] = {}
-    for place, file in enumerate(files):
+    for index, file in enumerate(files):
         try:
             images[len(shapes)], shape = square_pixels(file.read(), channels, side)
         except UserError as error:
-            bad[place] = str(error)
+            bad[index] = str(error)
         except Exception as error:  # decoders of damaged files raise all kinds
-            reason = str(error).split("<")[0].strip()  # not the address of a buffer
-            bad[place] = f"{file} cannot be read as an image ({reason}); repair it or remove it."
+            reason = str(error).split("<")[0].strip()  # without the address of a buffer
+            bad[index] = f"{file} cannot be read as an image ({reason}); repair it or remove it."
         else:
             shapes.append(shape)
     return _Decoded(images[: len(shapes)], shapes, bad)
 
 
 def _usual_side(files: Sequence[SourceFile]) -> int:
-    """Look at some files, spread over all: return the longer side that three quarters of them do not exceed.
-
-    0 where none can be opened.
-    """
+    """Return the longer side that three quarters of a sample of the files do not exceed; 0 if none opens."""
     sides = []
-    for place in np.unique(np.linspace(0, len(files) - 1, min(N_SIZE_SAMPLES, len(files))).astype(int)):
+    for index in np.unique(np.linspace(0, len(files) - 1, min(N_SIZE_SAMPLES, len(files))).astype(int)):
         try:
-            sides.append(picture_side(files[place].read()))
-        except Exception:  # said when it is decoded
+            sides.append(picture_side(files[index].read()))
+        except Exception:  # reported when the file is decoded
             continue
     return int(np.quantile(sides, 0.75, method="higher")) if sides else 0
 
@@ -193,5 +190,5 @@ def _check_space(store: Path, needed: int) -> None:
 
 
 def _cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""The images of a part by number, as tensors on a device."""
+"""The images of a part by index, as tensors on a device."""
 
 import numpy as np
 import torch
@@ -6,14 +6,14 @@ from torch import Tensor
 
 from gpldla.data.protocols import Part
 
-SHARE_OF_MEMORY = 0.25  # of what a GPU has free, at most, for the images of a part that stay there
+SHARE_OF_MEMORY = 0.25  # of a GPU's free memory, at most, for the resident images of a part
 COPY_CHUNK_BYTES = 1 << 28  # bytes
 
 
 class PartImages:
-    """Gives images by their numbers in the part.
+    """Reads images by their indices in the part.
 
-    On a GPU with room for all of them they are copied there once; else each request reads the store.
+    A GPU with enough memory gets a copy of all images once; otherwise each request reads the store.
 
     keep: False always reads the store, for images that are needed once
     """
@@ -26,22 +26,22 @@ class PartImages:
         )
         self._resident = self._copied() if keep and self._fits() else None
 
-    def __getitem__(self, numbers: Tensor) -> Tensor:
-        """Return the images with these numbers, int64 [n] → uint8 [n, c, h, w]."""
+    def __getitem__(self, indices: Tensor) -> Tensor:
+        """Return the images with these indices, int64 [n] → uint8 [n, c, h, w]."""
         if self._resident is not None:
-            return self._resident[numbers.to(self._device)]
-        return torch.from_numpy(self._part.read(numbers.cpu().numpy())).to(self._device)
+            return self._resident[indices.to(self._device)]
+        return torch.from_numpy(self._part.read(indices.cpu().numpy())).to(self._device)
 
-    def copy_to(self, pixels: Tensor, numbers: Tensor) -> None:
-        """Put the images with these numbers, int64 [n], where `pixels` [n, c, h, w] is."""
+    def copy_to(self, pixels: Tensor, indices: Tensor) -> None:
+        """Copy the images with these indices, int64 [n], into `pixels` [n, c, h, w]."""
         if self._resident is not None:
-            torch.index_select(self._resident, 0, numbers, out=pixels)
+            torch.index_select(self._resident, 0, indices, out=pixels)
         else:
-            pixels.copy_(self[numbers])
+            pixels.copy_(self[indices])
 
-    def original_shapes(self, numbers: Tensor) -> Tensor | None:
-        """Return the shapes [n, 2] that images had before they were made square, where that is known."""
-        return None if self._shapes is None else self._shapes[numbers.to(self._device)]
+    def original_shapes(self, indices: Tensor) -> Tensor | None:
+        """Return the shapes [n, 2] that images had before they were made square, or None if unknown."""
+        return None if self._shapes is None else self._shapes[indices.to(self._device)]
 
     @property
     def stored_shape(self) -> tuple[int, int]:
@@ -50,7 +50,7 @@ class PartImages:
         return height, width
 
     def __len__(self) -> int:
-        """Return how many images there are."""
+        """Return the number of images."""
         return len(self._part.indices)
 
     def _bytes_per_image(self) -> int:
@@ -58,7 +58,7 @@ class PartImages:
 
     def _fits(self) -> bool:
         if self._device.type != "cuda":
-            return False  # the store is in the system's cache, which is as near as memory can be
+            return False  # the store is in the page cache of the system, which is memory already
         free, _ = torch.cuda.mem_get_info(self._device)
         return len(self) * self._bytes_per_image() <= SHARE_OF_MEMORY * free
 

@@ -1,4 +1,4 @@
-"""Where data lies: the root with the images that a person put there, and the cache with packed stores."""
+"""The folders of data: the data root with the user's images, and the cache with packed stores."""
 
 import os
 import sys
@@ -9,9 +9,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class DataPaths:
-    """The folders that a person chose; None means the environment's, then the platform's.
+    """The folders that the user chose; None means the environment's, then the platform's.
 
-    The root is only read. Everything that is written goes to the cache.
+    The root is only read. All files are written to the cache.
     """
 
     chosen_root: str | Path | None = None
@@ -19,12 +19,12 @@ class DataPaths:
 
     @property
     def root(self) -> Path:
-        """The data root: what was chosen, then GPLDLA_DATA, then the platform's folder for user data."""
+        """The data root: the chosen one, then GPLDLA_DATA, then the platform's folder for user data."""
         return _folder(self.chosen_root, "GPLDLA_DATA", _platform_data)
 
     @property
     def cache(self) -> Path:
-        """The cache folder: what was chosen, then GPLDLA_CACHE, then the platform's folder for caches."""
+        """The cache folder: the chosen one, then GPLDLA_CACHE, then the platform's folder for caches."""
         return _folder(self.chosen_cache, "GPLDLA_CACHE", _platform_cache)
 
 

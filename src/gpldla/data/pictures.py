@@ -1,4 +1,4 @@
-"""Pictures of users, in whatever form they come, as tensors of one size."""
+"""The user's pictures, as files, arrays or Pillow images, turned into tensors of one size."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def picture_tensor(image: ImageLike, preprocessing: Preprocessing) -> Tensor:
         raise UserError("An image has no pixels.")
     side = preprocessing.resized
     if picture.size != (side, side):
-        picture = picture.resize((side, side), Image.Resampling.BILINEAR)
+        picture = picture.resize((side, side), Image.Resampling[preprocessing.interpolation.upper()])
     return torch.from_numpy(np.array(picture)).view(side, side, -1).permute(2, 0, 1)
 
 

@@ -1,7 +1,7 @@
-"""What images and texts are turned to before a network sees them; the facts travel with its weights."""
+"""What images and texts are turned into before a network sees them; the facts are stored with its weights."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from gpldla.utils.errors import UserError
 
@@ -9,7 +9,8 @@ Reads = Literal["pictures", "texts"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-ZOOM = 1.15  # what images are usually enlarged by before their centre is cropped
+INTERPOLATIONS = ("bilinear", "bicubic")
+ZOOM = 1.15  # the usual enlargement of images before the centre crop
 
 
 def resized_side(size: int, zoom: float = ZOOM) -> int:
@@ -17,33 +18,59 @@ def resized_side(size: int, zoom: float = ZOOM) -> int:
     return int(size * zoom)
 
 
-@dataclass(frozen=True)
-class Preprocessing:
-    """What images must be turned to before a backbone sees them; travels with the weights.
+@dataclass(frozen=True, kw_only=True)
+class ImageSettings:
+    """The part of the preprocessing that a recipe may choose.
 
-    Images are resized to zoom × size on both sides, cropped at the centre, and standardised a channel.
+    A field that is added here becomes a setting of recipes and an argument of `FewShotModel`. Where it is not
+    the default, models and classifiers store it, and features are cached separately.
 
-    mirrored: outside of training an image has the mean of its own features and those of its mirror image
+    zoom:          images are resized to zoom × the input size of the network, which then sees the centre
+    mirrored:      outside of training, features are the mean of those of an image and of its mirror image
+    interpolation: with which images are resized, "bilinear" or "bicubic", both antialiased
     """
 
-    size: int
-    channels: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     zoom: float = ZOOM
     mirrored: bool = False
+    interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
         if isinstance(self.zoom, bool) or not isinstance(self.zoom, (int, float)) or not 1 <= self.zoom <= 2:
             raise UserError(f"zoom must be a number from 1 to 2, not {self.zoom!r}.")
         if not isinstance(self.mirrored, bool):
             raise UserError(f"mirrored must be true or false, not {self.mirrored!r}.")
+        if self.interpolation not in INTERPOLATIONS:
+            words = " or ".join(INTERPOLATIONS)
+            raise UserError(f"interpolation must be {words}, not {self.interpolation!r}.")
+
+    def unusual_settings(self) -> dict[str, Any]:
+        """Return the settings that are not the default."""
+        values = {field.name: (getattr(self, field.name), field.default) for field in fields(ImageSettings)}
+        return {name: value for name, (value, default) in values.items() if value != default}
+
+    @staticmethod
+    def settings_in(facts: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings among the facts of a config.json."""
+        return {field.name: facts[field.name] for field in fields(ImageSettings) if field.name in facts}
+
+
+@dataclass(frozen=True)
+class Preprocessing(ImageSettings):
+    """What images must be turned into before a backbone sees them; stored with the weights.
+
+    Images are resized on both sides, cropped at the centre to size × size pixels, and standardised with one
+    mean and one standard deviation per channel.
+    """
+
+    size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
     def as_json(self) -> dict[str, object]:
-        """Return the facts as they stand in a model's config.json: zoom and mirrored if they are unusual."""
+        """Return the facts for a model's config.json; settings are left out where they are the default."""
         facts = {"size": self.size, "channels": self.channels, "mean": list(self.mean), "std": list(self.std)}
-        unusual = {"zoom": self.zoom} if self.zoom != ZOOM else {}
-        return facts | unusual | ({"mirrored": True} if self.mirrored else {})
+        return facts | self.unusual_settings()
 
     @property
     def resized(self) -> int:
@@ -53,10 +80,10 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class TextPreprocessing:
-    """What texts are cut to before a backbone sees them."""
+    """What texts are truncated to before a backbone sees them."""
 
     max_tokens: int
 
     def as_json(self) -> dict[str, object]:
-        """Return the facts as they stand in a model's config.json."""
+        """Return the facts for a model's config.json."""
         return {"max_tokens": self.max_tokens}

@@ -1,4 +1,4 @@
-"""Files as a person keeps them: in folders, in zips, or in both, seen as one list."""
+"""The user's files: in folders, in zips, or in both, seen as one list."""
 
 import hashlib
 import os
@@ -31,8 +31,8 @@ IMAGE_TYPES = frozenset(
         ".avif",
     }
 )
-LARGEST_FILE = 1 << 30  # bytes; what claims to be larger inside a zip is no image
-TAIL = 1 << 16  # bytes at the end of a file that tell it from another: a zip's directory, a gzip's checksum
+LARGEST_FILE = 1 << 30  # bytes; a larger member of a zip is no image
+TAIL = 1 << 16  # bytes at the end that identify a file: a zip's directory, a gzip's checksum
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class SourceFile:
     member: str = ""
 
     def __str__(self) -> str:
-        """Name the file as a person finds it."""
+        """Return the path, continued into the zip."""
         return f"{self.path}/{self.member}" if self.member else str(self.path)
 
     @property
@@ -52,7 +52,7 @@ class SourceFile:
         return PurePosixPath(self.member).name if self.member else self.path.name
 
     def read(self) -> bytes:
-        """Return the content, or say in a sentence why that cannot be had."""
+        """Return the content, or raise a sentence on why it cannot be read."""
         try:
             if not self.member:
                 return self.path.read_bytes()
@@ -68,10 +68,10 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Tree:
-    """All files below a folder by relative path; a zip counts as unpacked where it lies.
+    """All files below a folder by relative path; a zip counts as unpacked into its folder.
 
     files:     by path relative to the folder, sorted
-    folders:   paths of all folders, relative too, also of empty ones
+    folders:   paths of all folders, relative to it, including empty ones
     bad:       sentences about zips that cannot be read
     """
 
@@ -82,12 +82,12 @@ class Tree:
 
     @property
     def images(self) -> dict[str, SourceFile]:
-        """The files that are images by their ending."""
+        """The files with an image's suffix."""
         return {path: file for path, file in self.files.items() if is_image(path)}
 
 
 def is_image(path: str) -> bool:
-    """Say whether a path ends as images do."""
+    """Return whether a path has the suffix of an image."""
     return PurePosixPath(path).suffix.lower() in IMAGE_TYPES
 
 
@@ -112,7 +112,7 @@ def read_tree(folder: Path) -> Tree:
         try:
             with zipfile.ZipFile(path) as archive:
                 members = archive.infolist()
-        except Exception as error:  # a damaged directory raises all kinds as well
+        except Exception as error:  # a damaged directory raises exceptions of all kinds as well
             bad.append(f"{path} cannot be read as a zip ({error}); get it anew or remove it.")
             continue
         prefix = relative.rpartition("/")[0]
@@ -131,12 +131,12 @@ def read_tree(folder: Path) -> Tree:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yield all files in a folder and in those below, linked ones too, but for hidden files."""
+    """Yield all files in a folder and in those below, including linked ones, without hidden files."""
     return (path for _, path, is_folder in _walk(folder, "") if not is_folder and path.is_file())
 
 
 def _walk(folder: Path, prefix: str, above: tuple[Path, ...] = ()) -> Iterator[tuple[str, Path, bool]]:
-    """Yield (relative path, path, whether a folder) of everything below, but for hidden files."""
+    """Yield (relative path, path, whether a folder) of everything below, without hidden files."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
@@ -152,7 +152,7 @@ def _walk(folder: Path, prefix: str, above: tuple[Path, ...] = ()) -> Iterator[t
 
 
 def _is_link_cycle(entry: os.DirEntry[str], above: tuple[Path, ...]) -> bool:
-    """Say whether an entry is a link to one of the folders that it lies in, however far above."""
+    """Return whether an entry is a link to one of the folders that contain it."""
     if not (entry.is_symlink() and entry.is_dir()):
         return False
     target = Path(entry.path).resolve()
@@ -160,15 +160,15 @@ def _is_link_cycle(entry: os.DirEntry[str], above: tuple[Path, ...]) -> bool:
 
 
 def is_hidden(path: str) -> bool:
-    """Say whether a file is one that systems leave behind: .DS_Store, __MACOSX/._x ..."""
+    """Return whether a file is hidden or left behind by a system: .DS_Store, __MACOSX/._x ..."""
     return any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
 
 
 def stamp(folder: Path) -> str:
-    """Return a short text that changes when what lies in `folder` does, found out in milliseconds.
+    """Return a hash of the state of `folder`, in milliseconds.
 
-    Files at the top, such as archives, tell themselves by size and last bytes; folders by name and the time
-    of their last change. An image that is rewritten in place goes unnoticed.
+    Files at the top level, such as archives, count by size and last bytes; folders by name and modification
+    time. An image that is rewritten in place goes unnoticed.
     """
     try:
         facts = sorted(_facts(folder)) if folder.is_dir() else [_file_facts(folder)]
@@ -183,7 +183,7 @@ def _facts(folder: Path) -> Iterator[tuple[str, int, str]]:
             continue
         if entry.is_dir():
             yield from _folder_facts(entry, entry.name, (folder.resolve(),))
-        elif entry.is_file():  # not a pipe, nor a link to nowhere
+        elif entry.is_file():  # no pipes or broken links
             yield _file_facts(Path(entry.path))
 
 
@@ -203,7 +203,7 @@ def _folder_facts(
     above = (*above, Path(folder.path).resolve())
     with os.scandir(folder.path) as entries:
         beginning = list(islice(entries, 16))
-        # A folder of images tells by its time of change when some came or went: no need to look at each.
+        # The modification time of a folder changes with added and removed images: no need to list all.
         rest = entries if any(entry.is_dir() for entry in beginning) else ()
         for entry in chain(beginning, rest):
             if is_hidden(entry.name):
@@ -229,7 +229,7 @@ def _open_zip(path: Path) -> zipfile.ZipFile:
 
 
 def close_zips() -> None:
-    """Close all zips; they are opened again when they are needed."""
+    """Close all zips; they are opened again when needed."""
     with _zips_lock:
         for archive in _zips.values():
             archive.close()

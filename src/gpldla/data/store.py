@@ -21,8 +21,8 @@ from gpldla.utils.files import write_json
 
 FORMAT = 2
 IMAGES, MANIFEST = "images.u8", "manifest.json"
-ARRAYS = ("groups", "shapes")  # optional, each a file of its own
-ABANDONED_AFTER = 3600.0  # seconds without a write after which an unfinished store has no owner any more
+ARRAYS = ("groups", "shapes")  # optional, one file each
+ABANDONED_AFTER = 3600.0  # seconds without a write after which an unfinished store is removed
 
 
 def _eighth_of_memory() -> int:
@@ -40,12 +40,12 @@ class ImageSet:
     """Images of one data set, sorted by class.
 
     images:      uint8 [n_images, channels, height, width], often memory-mapped
-    class_names: one name a class
-    counts:      int64 [n_classes], images a class; class j owns a contiguous run of `images`
-    groups:      int64 [n_images] or None; images of one group are siblings (fonts of one family),
-                 which an honest test keeps apart
+    class_names: one name per class
+    counts:      int64 [n_classes], images per class; class j has a contiguous run of `images`
+    groups:      int64 [n_images] or None; images of one group are related (fonts of one family)
+                 and should not be both support and query
     shapes:      int32 [n_images, 2] or None; height and width before an image was made square
-    mapping:     what `images` lie in, where they are memory-mapped
+    mapping:     the memory map of `images`, where there is one
     """
 
     name: str
@@ -80,8 +80,8 @@ class ImageSet:
     def read(self, indices: np.ndarray) -> np.ndarray:
         """Return copies of some images, uint8 [len(indices), channels, height, width].
 
-        Pages of the mapping that were read are given back now and then, so that memory stays flat however
-        large the store is; the system keeps them in its own cache as long as it has room.
+        Pages of the mapping are released after every RELEASE_EVERY bytes, so that memory use does not grow
+        with the store; the system keeps them in its page cache while it has room.
         """
         copies = np.take(self.images, indices, axis=0)
         if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
@@ -93,7 +93,7 @@ class ImageSet:
 
 
 class StoreWriter:
-    """Writes images one after the other to a store that is not there until it is whole."""
+    """Writes images one after the other to a store that appears only when it is complete."""
 
     def __init__(self, unfinished: Path, image_shape: tuple[int, int, int]) -> None:
         self._folder, self._image_shape = unfinished, image_shape
@@ -116,9 +116,9 @@ class StoreWriter:
         source: dict[str, Any],
         **arrays: np.ndarray | None,
     ) -> None:
-        """Write what belongs to the images: the manifest, and `groups` and `shapes` where there are any."""
+        """Write the manifest, and `groups` and `shapes` if they are given."""
         self._file.flush()
-        os.fsync(self._file.fileno())  # a power cut must not leave a store that only looks whole
+        os.fsync(self._file.fileno())  # a power cut must not leave a store that only looks complete
         self.close()
         for array_name, array in arrays.items():
             if array is not None:
@@ -142,7 +142,7 @@ class StoreWriter:
 
 @contextmanager
 def new_store(folder: Path, image_shape: tuple[int, int, int]) -> Iterator[StoreWriter]:
-    """Give a writer for the store `folder`, which appears whole at the end or not at all."""
+    """Yield a writer for the store `folder`, which appears complete at the end or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(folder)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -161,7 +161,7 @@ def new_store(folder: Path, image_shape: tuple[int, int, int]) -> Iterator[Store
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove what a killed process left of the same store."""
+    """Remove unfinished copies of the same store that killed processes left."""
     for path in folder.parent.glob(f".{glob.escape(folder.name)}-*"):
         try:
             last_write = max(file.stat().st_mtime for file in [path, *path.iterdir()])
@@ -172,7 +172,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def write_store(folder: Path, image_set: ImageSet, source: dict[str, Any]) -> None:
-    """Write a set that is in memory to `folder`."""
+    """Write an image set in memory to `folder`."""
     with new_store(folder, image_set.images.shape[1:]) as writer:
         writer.add(image_set.images)
         writer.finish(
@@ -205,12 +205,12 @@ def open_store(folder: Path) -> ImageSet:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
         raise UserError(
-            f"{folder} is not a readable store ({error}); delete it and it is packed anew."
+            f"{folder} is not a readable store ({error}); delete it and it is packed again."
         ) from error
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return what a store says of itself; raises OSError or ValueError where it cannot be read."""
+    """Return the manifest of a store; raises OSError or ValueError where it cannot be read."""
     manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
     if not isinstance(manifest, dict):
         raise ValueError("the manifest is not a table")
@@ -223,7 +223,7 @@ def _map_images(path: Path, shape: tuple[int, ...]) -> tuple[mmap.mmap | None, n
     size, wanted = path.stat().st_size, int(np.prod(shape, dtype=np.int64))
     if size != wanted:
         raise ValueError(f"{path.name} has {size} bytes, not {wanted}")
-    if size == 0:  # which cannot be mapped
+    if size == 0:  # an empty file cannot be mapped
         return None, np.empty(shape, np.uint8)
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -231,19 +231,19 @@ def _map_images(path: Path, shape: tuple[int, ...]) -> tuple[mmap.mmap | None, n
 
 
 def store_folder(cache: Path, name: str, settings: dict[str, Any]) -> Path:
-    """Return where the store that `settings` describe lies: they are what its images depend on.
+    """Return the folder of the store with these settings, which its images depend on.
 
-    As they are part of the name, other settings never meet a stale store.
+    A hash of the settings is part of the name, so that other settings never open a stale store.
     """
     text = json.dumps([FORMAT, settings], sort_keys=True)
     return cache / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
 def cached_store(folder: Path, make: Callable[[], None]) -> ImageSet:
-    """Open the store `folder`; where it is missing, `make` writes it first."""
-    # In this order: another process may put the whole store there between two looks.
+    """Open the store `folder`; if it is missing, `make` writes it first."""
+    # In this order: another process may finish the store between the two checks.
     if folder.exists() and not (folder / MANIFEST).exists():
-        raise UserError(f"{folder} is not a whole store; delete it and it is packed anew.")
+        raise UserError(f"{folder} is not a complete store; delete it and it is packed again.")
     if not (folder / MANIFEST).exists():
         try:
             make()
@@ -258,7 +258,7 @@ def image_set_from_classes(
     images_of_class: Sequence[np.ndarray],
     groups_of_class: Sequence[np.ndarray] | None = None,
 ) -> ImageSet:
-    """Join one uint8 array [n_j, channels, height, width] a class to an ImageSet."""
+    """Join uint8 arrays [n_j, channels, height, width], one per class, to an ImageSet."""
     return ImageSet(
         name=name,
         images=np.concatenate(list(images_of_class)),

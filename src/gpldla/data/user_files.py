@@ -1,4 +1,4 @@
-"""Files of a user's own: class folders of pictures, tables and lists of texts."""
+"""The user's own files: class folders of pictures, tables and lists of texts."""
 
 import csv
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ OTHER_PICTURES = frozenset(
 def read_class_folders(folder: Path) -> tuple[list[Path], list[str]]:
     """Return the pictures below each folder of `folder`, with the folder's name as label."""
     if not folder.is_dir():
-        raise UserError(f"There is no folder {folder}; name one that holds a folder of pictures a class.")
+        raise UserError(f"There is no folder {folder}; name one that holds one folder of pictures per class.")
     pictures: list[Path] = []
     labels: list[str] = []
     names = sorted(path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
     if len(names) < 2:
         count = "no folders" if not names else f"only one folder, {names[0].name}"
-        raise UserError(f"{folder} holds {count}; give one folder of pictures a class, of at least two.")
+        raise UserError(f"{folder} holds {count}; give one folder of pictures per class, at least two.")
     for class_folder in names:
         found = pictures_below(class_folder)
         if not found:
@@ -34,36 +34,36 @@ def read_class_folders(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def pictures_below(folder: Path) -> list[Path]:
-    """Return all pictures in a folder and the folders in it, linked ones too, in order."""
+    """Return all pictures in a folder and the folders in it, including linked ones, sorted."""
     return sorted(path for path in files_below(folder) if is_image(path.name))
 
 
 def ignored_files(folder: Path) -> str:
-    """Name the files in a folder that look like pictures of kinds that are not read, in a sentence, or ""."""
+    """Return a sentence on the pictures in a folder whose format is not read, or ""."""
     others = sorted(path for path in files_below(folder) if path.suffix.lower() in OTHER_PICTURES)
     if not others:
         return ""
     return (
-        f"Passed over {len(others)} files whose format is not read, such as {printable(others[0])};"
+        f"Ignored {len(others)} files whose format is not read, such as {printable(others[0])};"
         " convert them to JPEG or PNG."
     )
 
 
 def readable_pictures(pictures: Sequence[Path], preprocessing: Preprocessing) -> tuple[list[int], list[str]]:
-    """Return the places of pictures that can be decoded, and a sentence for each that cannot."""
+    """Return the indices of pictures that can be decoded, and one sentence per picture that cannot."""
     good, bad = [], []
-    for place, picture in enumerate(pictures):
+    for index, picture in enumerate(pictures):
         try:
             picture_tensor(picture, preprocessing)
         except UserError as error:
             bad.append(str(error))
         else:
-            good.append(place)
+            good.append(index)
     return good, bad
 
 
 def read_table(file: Path, columns: Sequence[str]) -> list[list[str]]:
-    """Return one list a named column of a CSV file with a header; every cell must hold something."""
+    """Return one list per named column of a CSV file with a header; no cell may be empty."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
             reader = csv.DictReader(opened, strict=True)
@@ -100,7 +100,7 @@ def read_table(file: Path, columns: Sequence[str]) -> list[list[str]]:
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the lines of a text file that hold something."""
+    """Return the lines of a text file that are not blank."""
     try:
         lines = [line for line in file.read_text("utf-8-sig").split("\n") if line.strip()]
     except FileNotFoundError:
@@ -108,10 +108,10 @@ def read_lines(file: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read as text in UTF-8 ({error}).") from None
     if not lines:
-        raise UserError(f"{file} holds no lines; write one text a line.")
+        raise UserError(f"{file} holds no lines; write one text per line.")
     return lines
 
 
 def printable(item: object) -> str:
-    """Return the name of an item as any terminal or file can hold it: file names need not be Unicode."""
+    """Return the name of an item as valid Unicode, which file names need not be."""
     return str(item).encode("utf-8", "backslashreplace").decode()

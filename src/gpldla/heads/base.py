@@ -202,7 +202,7 @@ class Head(nn.Module, ABC):
         return {}
 
 
-_HEADS: Registry[type[Head]] = Registry("head")
+_HEADS: Registry[type[Head]] = Registry("head", group="gpldla.heads")
 register_head = _HEADS.register
 
 

@@ -1,6 +1,6 @@
-"""GPU kernels for what plain operations do too slowly; each has a plain version that gives the same.
+"""GPU kernels for slow sequences of plain operations; each has a plain version with the same results.
 
-The modules here import Triton, so they are imported where they are used, and only if `usable_for(...)`.
+The modules here import Triton, so they are imported only where they are used, after `usable_for(...)`.
 """
 
 import warnings
@@ -44,7 +44,7 @@ USE = KernelUse()
 
 
 def usable_for(tensor: Tensor) -> bool:
-    """Say whether kernels can work on this tensor: Triton is there and has not failed yet."""
+    """Return whether kernels can process this tensor: Triton is installed and has not failed yet."""
     return (
         tensor.is_cuda
         and not torch.compiler.is_compiling()
@@ -54,12 +54,12 @@ def usable_for(tensor: Tensor) -> bool:
 
 
 def try_or_fall_back(launch: Callable[[], Result]) -> Result | None:
-    """Run a kernel; None where Triton cannot build it, for want of a compiler mostly."""
+    """Run a kernel; return None if Triton cannot build it, mostly for want of a compiler."""
     try:
         return launch()
-    except torch.cuda.OutOfMemoryError:  # no fault of Triton's
+    except torch.cuda.OutOfMemoryError:  # not a fault of Triton
         raise
-    except Exception as error:  # whatever Triton ran into, plain operations give the same answer
+    except Exception as error:  # whatever failed in Triton, plain operations give the same results
         USE.failure = str(error)  # its traceback would keep the tensors of the failed call alive
-        warnings.warn(f"Triton failed ({error}); plain operations take its place, slower.", stacklevel=3)
+        warnings.warn(f"Triton failed ({error}); slower plain operations are used instead.", stacklevel=3)
         return None

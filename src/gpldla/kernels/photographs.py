@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpldla.kernels.typed import jit
+
 PIXELS_PER_BLOCK = 128
 
 
@@ -36,7 +38,7 @@ def augment_photographs(images: Tensor, changes: Tensor, size: int, mean: Tensor
     return out
 
 
-@triton.jit
+@jit
 def _stretch(target, start, length, size):  # type: ignore[no-untyped-def]
     """Return where target pixels lie in the source: centre, first pixel covered, last one, radius."""
     scale = length / size  # source pixels a target pixel
@@ -48,7 +50,7 @@ def _stretch(target, start, length, size):  # type: ignore[no-untyped-def]
     return centre, tl.maximum(tl.ceil(centre - radius), lowest), highest, radius
 
 
-@triton.jit
+@jit
 def _grey(colours, channels):  # type: ignore[no-untyped-def]
     """Return the luma of pixels [PIXELS, 4], the fourth channel being nothing."""
     share = tl.where(
@@ -57,7 +59,7 @@ def _grey(colours, channels):  # type: ignore[no-untyped-def]
     return tl.sum(colours * share[None, :], axis=1)
 
 
-@triton.jit
+@jit
 def _crop(  # type: ignore[no-untyped-def]
     images_ptr, changes_ptr, out_ptr, greys_ptr, image_stride, channel_stride, width, size, blocks,
     PIXELS: tl.constexpr,
@@ -65,7 +67,7 @@ def _crop(  # type: ignore[no-untyped-def]
     """Weight the source pixels of a block of target pixels, and change their brightness."""
     image = tl.program_id(1)
     pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    there = pixels < size * size
+    valid = pixels < size * size
     change = changes_ptr + image * 8
     row, column = (pixels // size).to(tl.float32), (pixels % size).to(tl.float32)
     column = tl.where(tl.load(change + 4) > 0, size - 1 - column, column)
@@ -73,7 +75,7 @@ def _crop(  # type: ignore[no-untyped-def]
     centre_x, first_x, last_x, radius_x = _stretch(column, tl.load(change + 1), tl.load(change + 3), size)
     channels = tl.arange(0, 4)
     source = images_ptr + image.to(tl.int64) * image_stride + channels[None, :] * channel_stride
-    stored = there[:, None] & (channels < 3)[None, :]
+    stored = valid[:, None] & (channels < 3)[None, :]
     total = tl.zeros((PIXELS, 4), tl.float32)
     weights = tl.zeros((PIXELS,), tl.float32)
     for i in range(tl.ceil(2 * radius_y).to(tl.int32)):
@@ -83,19 +85,19 @@ def _crop(  # type: ignore[no-untyped-def]
         for j in range(tl.ceil(2 * radius_x).to(tl.int32)):
             x = first_x + j
             weight = weight_y * tl.maximum(1.0 - tl.abs(x - centre_x) / radius_x, 0.0) * (x <= last_x)
-            place = in_row + tl.minimum(x, last_x).to(tl.int32)
-            total += weight[:, None] * tl.load(source + place[:, None], mask=stored, other=0).to(tl.float32)
+            address = in_row + tl.minimum(x, last_x).to(tl.int32)
+            total += weight[:, None] * tl.load(source + address[:, None], mask=stored, other=0).to(tl.float32)
             weights += weight
-    colours = total / tl.where(there, 255.0 * weights, 1.0)[:, None]
+    colours = total / tl.where(valid, 255.0 * weights, 1.0)[:, None]
     colours = tl.minimum(tl.maximum(colours * tl.load(change + 5), 0.0), 1.0)
     tl.store(
-        greys_ptr + image * blocks + tl.program_id(0), tl.sum(tl.where(there, _grey(colours, channels), 0.0))
+        greys_ptr + image * blocks + tl.program_id(0), tl.sum(tl.where(valid, _grey(colours, channels), 0.0))
     )
     out = (image * size * size + pixels).to(tl.int64)[:, None] * 3 + channels[None, :]
     tl.store(out_ptr + out, colours, mask=stored)
 
 
-@triton.jit
+@jit
 def _recolour(  # type: ignore[no-untyped-def]
     changes_ptr, out_ptr, greys_ptr, mean_ptr, std_at, size, blocks,
     PIXELS: tl.constexpr, BLOCKS: tl.constexpr,
@@ -108,11 +110,11 @@ def _recolour(  # type: ignore[no-untyped-def]
     contrast, saturation = tl.load(changes_ptr + image * 8 + 6), tl.load(changes_ptr + image * 8 + 7)
     greys = tl.load(greys_ptr + image * blocks + numbers, mask=numbers < blocks, other=0.0)
     mean_grey = tl.sum(greys) / (size * size)
-    place = (image * size * size + pixels).to(tl.int64)[:, None] * 3 + channels[None, :]
-    colours = tl.load(out_ptr + place, mask=stored, other=0.0)
+    address = (image * size * size + pixels).to(tl.int64)[:, None] * 3 + channels[None, :]
+    colours = tl.load(out_ptr + address, mask=stored, other=0.0)
     colours = tl.minimum(tl.maximum(colours * contrast + mean_grey * (1 - contrast), 0.0), 1.0)
     grey = _grey(colours, channels)[:, None]
     colours = tl.minimum(tl.maximum(colours * saturation + grey * (1 - saturation), 0.0), 1.0)
     mean = tl.load(mean_ptr + channels, mask=channels < 3, other=0.0)
     std = tl.load(std_at + channels, mask=channels < 3, other=1.0)
-    tl.store(out_ptr + place, (colours - mean[None, :]) / std[None, :], mask=stored)
+    tl.store(out_ptr + address, (colours - mean[None, :]) / std[None, :], mask=stored)

@@ -1,4 +1,4 @@
-"""A 3×3 max-pool of stride 2 on channels-last images, which plain operations take ten times as long for."""
+"""A 3×3 max-pool of stride 2 on channels-last images, ten times as fast as plain operations."""
 
 import torch
 import triton
@@ -6,15 +6,17 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-ROWS = 32  # places that a program looks at together
+from gpldla.kernels.typed import apply_function, jit
+
+ROWS = 32  # pixels that a program processes together
 
 
 def max_pool_3x3(x: Tensor) -> Tensor:
-    """Take the largest of each 3×3 window, with stride 2 and padding 1: [n, C, h, w] → [n, C, ⌈h/2⌉, ⌈w/2⌉].
+    """Max-pool 3×3 windows with stride 2 and padding 1: [n, C, h, w] → [n, C, ⌈h/2⌉, ⌈w/2⌉].
 
-    C is a multiple of 16. The gradient goes to the first of equals.
+    C is a multiple of 16. Among equal values the first gets the gradient.
     """
-    return _MaxPool.apply(x)
+    return apply_function(_MaxPool, x)
 
 
 class _MaxPool(torch.autograd.Function):
@@ -46,15 +48,15 @@ class _MaxPool(torch.autograd.Function):
 
 
 def _columns(C: int) -> int:
-    """Return how many channels a program looks at; it divides C."""
+    """Return the number of channels per program; it divides C."""
     return next(columns for columns in (64, 32, 16) if C % columns == 0)
 
 
-@triton.jit
+@jit
 def _forward(  # type: ignore[no-untyped-def]
     x_ptr, y_ptr, chosen_ptr, windows, h, w, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Find the largest of each window, and which of its nine places that is."""
+    """Find the maximum of each window and its position among the nine."""
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     window = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     high, wide = (h + 1) // 2, (w + 1) // 2
@@ -63,9 +65,9 @@ def _forward(  # type: ignore[no-untyped-def]
     chosen = tl.zeros((ROWS, COLUMNS), tl.int32)
     for k in tl.static_range(9):
         y, x = row + k // 3, column + k % 3
-        there = (window < windows) & (y >= 0) & (y < h) & (x >= 0) & (x < w)
-        place = ((image.to(tl.int64) * h + y) * w + x)[:, None] * C + columns[None, :]
-        value = tl.load(x_ptr + place, mask=there[:, None], other=float("-inf")).to(tl.float32)
+        valid = (window < windows) & (y >= 0) & (y < h) & (x >= 0) & (x < w)
+        address = ((image.to(tl.int64) * h + y) * w + x)[:, None] * C + columns[None, :]
+        value = tl.load(x_ptr + address, mask=valid[:, None], other=float("-inf")).to(tl.float32)
         chosen = tl.where(value > largest, k, chosen)
         largest = tl.maximum(largest, value, propagate_nan=tl.PropagateNan.ALL)
     out = window.to(tl.int64)[:, None] * C + columns[None, :]
@@ -73,23 +75,23 @@ def _forward(  # type: ignore[no-untyped-def]
     tl.store(chosen_ptr + out, chosen.to(tl.uint8), mask=(window < windows)[:, None])
 
 
-@triton.jit
+@jit
 def _backward(  # type: ignore[no-untyped-def]
-    dy_ptr, chosen_ptr, dx_ptr, places, h, w, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    dy_ptr, chosen_ptr, dx_ptr, pixels, h, w, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Gather for each place what the windows send back that have chosen it: one, two or four lie over it."""
+    """Sum for each pixel the gradients of those of its one, two or four windows whose maximum it is."""
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    pixel = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     high, wide = (h + 1) // 2, (w + 1) // 2
-    image, row, column = place // (h * w), (place // w) % h, place % w
+    image, row, column = pixel // (h * w), (pixel // w) % h, pixel % w
     dx = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in tl.static_range(4):
         y, x = row // 2 + k // 2, column // 2 + k % 2  # the window
-        covers = (2 * y - 1 <= row) & (2 * x - 1 <= column) & (y < high) & (x < wide) & (place < places)
-        number = (row - 2 * y + 1) * 3 + column - 2 * x + 1  # of this place in it
-        at = ((image.to(tl.int64) * high + y) * wide + x)[:, None] * C + columns[None, :]
-        chosen = tl.load(chosen_ptr + at, mask=covers[:, None], other=255).to(tl.int32)
-        dy = tl.load(dy_ptr + at, mask=covers[:, None], other=0.0).to(tl.float32)
-        dx += tl.where(chosen == number[:, None], dy, 0.0)
-    out = place.to(tl.int64)[:, None] * C + columns[None, :]
-    tl.store(dx_ptr + out, dx, mask=(place < places)[:, None])
+        covers = (2 * y - 1 <= row) & (2 * x - 1 <= column) & (y < high) & (x < wide) & (pixel < pixels)
+        position = (row - 2 * y + 1) * 3 + column - 2 * x + 1  # of this pixel in the window
+        address = ((image.to(tl.int64) * high + y) * wide + x)[:, None] * C + columns[None, :]
+        chosen = tl.load(chosen_ptr + address, mask=covers[:, None], other=255).to(tl.int32)
+        dy = tl.load(dy_ptr + address, mask=covers[:, None], other=0.0).to(tl.float32)
+        dx += tl.where(chosen == position[:, None], dy, 0.0)
+    out = pixel.to(tl.int64)[:, None] * C + columns[None, :]
+    tl.store(dx_ptr + out, dx, mask=(pixel < pixels)[:, None])

@@ -1,7 +1,7 @@
 """The predictive integral of `gpldla.heads.gp.predictive.quadrature` in one GPU kernel.
 
-The plain version takes a hundred small operations, and a small batch spends its time in launching them. This
-one gives the same numbers, without gradients; see there for the mathematics.
+The plain version has a hundred small operations, and a small batch spends its time launching them. This
+kernel gives the same numbers without gradients; see the plain version for the mathematics.
 """
 
 import torch
@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
+
+from gpldla.kernels.typed import jit
 
 QUERIES_PER_BLOCK = 32
 
@@ -25,7 +27,7 @@ def integrate(mean: Tensor, var: Tensor) -> Tensor:
     return log_p.view(mean.shape)
 
 
-@triton.jit
+@jit
 def _component(t, mean, var, weight, location, scale):  # type: ignore[no-untyped-def]
     """Return what one normal of the Gumbel mixture adds to F_j(t) and to g_j(t)·√π."""
     narrowness = tl.rsqrt(2.0 * (var + scale * scale))
@@ -33,19 +35,19 @@ def _component(t, mean, var, weight, location, scale):  # type: ignore[no-untype
     return 0.5 * weight * libdevice.erfc(z), weight * narrowness * tl.exp(-z * z)
 
 
-@triton.jit
+@jit
 def _kernel(mean_ptr, var_ptr, out_ptr, n, C, QUERIES: tl.constexpr, CLASSES: tl.constexpr):  # type: ignore[no-untyped-def]
     """Integrate for a block of queries, all classes of each in one row; point after point."""
     infinity = float("inf")
     tiny = 1.1754943508222875e-38
     rows = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
     columns = tl.arange(0, CLASSES)
-    place = rows[:, None] * C + columns[None, :]
-    there = (rows[:, None] < n) & (columns[None, :] < C)
-    # A row that is not there is computed as if it were an ordinary one, and not stored.
-    mean = tl.load(mean_ptr + place, mask=there, other=-infinity)
+    address = rows[:, None] * C + columns[None, :]
+    valid = (rows[:, None] < n) & (columns[None, :] < C)
+    # Rows beyond the end are computed like others, but not stored.
+    mean = tl.load(mean_ptr + address, mask=valid, other=-infinity)
     mean = tl.where((rows[:, None] >= n) & (columns[None, :] < 2), 0.0, mean)
-    var = tl.load(var_ptr + place, mask=there, other=1.0)
+    var = tl.load(var_ptr + address, mask=valid, other=1.0)
     impossible = mean == -infinity
     finite_mean = tl.where(impossible, -1e15, mean)
 
@@ -83,4 +85,4 @@ def _kernel(mean_ptr, var_ptr, out_ptr, n, C, QUERIES: tl.constexpr, CLASSES: tl
     log_p = tl.where(impossible, -infinity, tl.maximum(log_p, bound))
     top = tl.max(log_p, axis=1)[:, None]
     log_p = log_p - (top + tl.log(tl.sum(tl.exp(log_p - top), axis=1))[:, None])
-    tl.store(out_ptr + place, log_p, mask=there)
+    tl.store(out_ptr + address, log_p, mask=valid)

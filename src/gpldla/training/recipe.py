@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from gpldla.data.augment.training_images import TRAINING_TRANSFORMS
+from gpldla.data.preprocessing import ImageSettings
 from gpldla.heads import head_class, head_options
 from gpldla.training.methods import find_method, is_head_option
 from gpldla.training.setting_names import (
@@ -140,8 +141,12 @@ class ValidationSettings(_Settings):
 
 
 @dataclass(frozen=True)
-class Recipe(_Settings):
-    """Every setting of a training run."""
+class Recipe(ImageSettings, _Settings):
+    """Every setting of a training run.
+
+    Those of `ImageSettings` are for images outside of training; zoom counts in training, too, where nothing
+    crops images at random.
+    """
 
     # What is trained on what
     dataset: str = "glyphs"
@@ -166,11 +171,6 @@ class Recipe(_Settings):
     episodes: int = _setting(60_000, _at_least(1))
     episodes_per_update: int = _setting(1, _at_least(1))
     seed: int = _setting(0, _Range(lambda seed: -(2**63) <= seed < 2**63, "a number of 64 bits"))
-    # Images outside of training; zoom counts in training, too, where nothing crops them at random
-    zoom: float = _setting(
-        1.15, _between(1, 2)
-    )  # images are resized to zoom × input size, then centre-cropped
-    mirrored: bool = False  # features are the mean of those of an image and of its mirror image
     # Optimisation: Adam with one rate for the network and one for the head's parameters
     learning_rate: float = _setting(0.002, _POSITIVE)
     weight_decay: float = _setting(
@@ -194,7 +194,11 @@ class Recipe(_Settings):
     validation: ValidationSettings = field(default_factory=ValidationSettings)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        try:
+            ImageSettings.__post_init__(self)
+        except UserError as error:
+            raise UserError(f"Recipe setting {error}") from None
+        _Settings.__post_init__(self)
         most = 1 if self.separate_groups else self.shots + self.queries
         wanted = "1 with separate_groups" if self.separate_groups else f"at most shots + queries, {most}"
         _require(self.folds <= most, "folds", self.folds, wanted)

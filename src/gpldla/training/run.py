@@ -141,8 +141,7 @@ def _fresh_model(recipe: Recipe) -> FewShotModel:
         recipe.backbone,
         recipe.head.name,
         head_options=recipe.head.options,
-        zoom=recipe.zoom,
-        mirrored=recipe.mirrored,
+        **recipe.unusual_settings(),
     )
 
 

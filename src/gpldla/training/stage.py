@@ -74,7 +74,7 @@ class StageContext:
     def sample_augmentations(self, indices: Tensor, keys: Tensor) -> Tensor:
         """Draw augmentations [n, ...] of images, by indices and keys (both int64 [n])."""
         shapes, stored = self.images.original_shapes(indices), self.images.stored_shape
-        return self._transform.draw(uniforms(keys, self._transform.numbers), shapes, stored)
+        return self._transform.draw(uniforms(keys, self._transform.n_uniforms), shapes, stored)
 
     def apply_augmentations(self, pixels: Tensor, augmentations: Tensor) -> Tensor:
         """Turn stored images, uint8 [n, c, h, w], to what the network sees, [n, channels, size, size]."""

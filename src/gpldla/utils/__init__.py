@@ -1,1 +1,1 @@
-"""Tools that know nothing of few-shot learning: errors, files, progress, processes, timing."""
+"""Tools that do not depend on few-shot learning: errors, files, plugins, progress, processes, timing."""

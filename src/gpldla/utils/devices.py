@@ -1,4 +1,4 @@
-"""Where to compute, by the words of the command line."""
+"""Devices, by their names on the command line."""
 
 import torch
 
@@ -10,5 +10,5 @@ def torch_device(name: str) -> str:
     if name not in ("auto", "cpu", "cuda"):
         raise UserError(f"There is no device {name!r}; use auto, cpu or cuda.")
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("There is no CUDA device here; use --device cpu.")
+        raise UserError("There is no CUDA device on this machine; use --device cpu.")
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

@@ -1,4 +1,4 @@
-"""Exceptions whose message is all that a user needs to see."""
+"""Exceptions whose message is shown to the user without a traceback."""
 
 import difflib
 import math
@@ -15,14 +15,14 @@ class UserError(ValueError):
 
 
 class RunError(RuntimeError):
-    """Something that was no fault of the input ended a run: the message says what, and how to go on.
+    """A run ended for a reason other than wrong input: the message names it and how to continue.
 
     The command line prints the message alone and exits with code 1.
     """
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `"; did you mean 'x'?"` for the nearest known word, else a list of what is known."""
+    """Return `"; did you mean 'x'?"` for the nearest known word, else a list of the known words."""
     known = sorted(known)
     nearest = difflib.get_close_matches(word, known, n=1) or difflib.get_close_matches(
         word.lower(), known, n=1
@@ -31,14 +31,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def require_positive(**settings: Any) -> None:
-    """Refuse settings, given by name, that are no positive, finite numbers."""
+    """Raise an error for settings, given by name, that are not positive, finite numbers."""
     for name, value in settings.items():
         if not (_is_number(value, Real) and 0 < value < math.inf):
             raise UserError(f"{name} must be a positive number, not {value!r}.")
 
 
 def require_count(**settings: Any) -> None:
-    """Refuse settings, given by name, that are no whole numbers of at least 1."""
+    """Raise an error for settings, given by name, that are not whole numbers of at least 1."""
     for name, value in settings.items():
         if not (_is_number(value, Integral) and value >= 1):
             raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")

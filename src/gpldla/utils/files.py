@@ -1,4 +1,4 @@
-"""Writing files so that a crash never leaves half of one, and reading back only data, never code."""
+"""Atomic writing of files, and safe reading: files hold data, never code."""
 
 import json
 import os
@@ -21,7 +21,7 @@ except ImportError:  # not on Windows
 
 
 def check_writable(folder: Path) -> None:
-    """Say in a sentence why files cannot be written to `folder`, which need not exist yet."""
+    """Raise a sentence if files cannot be written to `folder`, which need not exist yet."""
     try:
         nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         usable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
@@ -33,11 +33,11 @@ def check_writable(folder: Path) -> None:
 
 
 def check_output(file: Path, *inputs: Path) -> None:
-    """Refuse an output file that cannot be written, or that is one of the inputs."""
+    """Raise a sentence if an output file cannot be written or is one of the inputs."""
     if file.is_dir():
         raise UserError(f"{file} is a folder; name a file in it.")
     if file.exists() and any(other.exists() and file.samefile(other) for other in inputs):
-        raise UserError(f"{file} is what is read; write to another file.")
+        raise UserError(f"{file} is an input; write to another file.")
     _check_regular(file)
     check_writable(file.parent)
 
@@ -48,9 +48,9 @@ def _check_regular(file: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` as a whole: readers see the old file or the new one.
+    """Replace the content of `path` atomically: readers see the old file or the new one.
 
-    What a link points to is replaced, not the link, and an old file's permissions stay.
+    A link stays and its target is replaced; the permissions of an old file stay.
     """
     path = Path(os.path.realpath(path))
     _check_regular(path)
@@ -70,16 +70,16 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def remove_partial_file(path: Path) -> None:
-    """Remove what a kill has left of `write_atomically`, where no other process is writing."""
+    """Remove temporary files that a killed `write_atomically` left, if no other process is writing."""
     for left in path.parent.glob(f".{path.name}-" + 8 * "[0-9a-f]"):
         left.unlink(missing_ok=True)
 
 
 @contextmanager
 def exclusive_lock(folder: Path, what: str) -> Iterator[None]:
-    """Hold a folder against a second process that would do the same; a kill lets go of it.
+    """Lock a folder against a second process that does the same; the lock ends with the process.
 
-    Where a system or file system knows no locks, nobody is kept out.
+    On systems and file systems without locks nothing is locked.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
@@ -91,7 +91,7 @@ def exclusive_lock(folder: Path, what: str) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"Another {what} is going on in {folder}; choose another folder.") from None
+                raise UserError(f"Another {what} is running in {folder}; choose another folder.") from None
         yield
     finally:
         os.close(handle)
@@ -107,7 +107,7 @@ def write_json(path: Path, value: Any, *, indent: int = 2) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file, or say in a sentence why it cannot be read."""
+    """Read a JSON file, or raise a sentence on why it cannot be read."""
     try:
         return json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -124,7 +124,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], info: Mapping[str, 
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write_tensors` wrote."""
+    """Read the tensors and `info` of a file by `write_tensors`."""
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
     try:

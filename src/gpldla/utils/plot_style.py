@@ -1,4 +1,4 @@
-"""The colours and the quiet look that all plots have."""
+"""Colours and style of all plots."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ INK, MUTED, ACCENT, SECOND, GRID = "#1d2733", "#667280", "#2a6fb0", "#d9822b", "
 
 
 def style_axes(ax: Any, *, label_size: int) -> None:
-    """Give a plot the quiet look that all of them have."""
+    """Apply the common style to the axes of a plot."""
     ax.grid(color=GRID, lw=0.8)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)

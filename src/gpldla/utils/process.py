@@ -1,4 +1,4 @@
-"""The process that a program runs in: settings that make CPUs faster, and signals that ask it to stop."""
+"""The running process: settings that make CPUs faster, and signals to stop."""
 
 import ctypes
 import os
@@ -8,18 +8,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # constants of glibc's malloc.h
 
 
 def prepare_process() -> None:
-    """Make a CPU faster; for programs, before they import torch. What a user has set stays."""
+    """Apply settings that make a CPU faster, before torch is imported. Settings of the user stay."""
     # Threads that wait for each other in a busy loop are five times slower once another program wants a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _keep_large_buffers()
 
 
 def _keep_large_buffers() -> None:
-    """Ask glibc to reuse buffers up to 32 MiB; does nothing where there is no glibc.
+    """Ask glibc to reuse buffers up to 32 MiB; does nothing without glibc.
 
     By default each activation of a network is mapped, zeroed page by page and unmapped again, in every
     step: a quarter of the time of meta-training on two cores.
@@ -36,7 +36,7 @@ def _keep_large_buffers() -> None:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C and SIGTERM into a question that the loop asks; a second Ctrl-C interrupts at once."""
+    """Yield a function that returns whether Ctrl-C or SIGTERM arrived; a second Ctrl-C interrupts at once."""
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopped.is_set

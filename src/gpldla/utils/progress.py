@@ -1,4 +1,4 @@
-"""What a person sees while something runs: a live bar on a terminal, a line now and then elsewhere."""
+"""Progress: a live bar on a terminal, a line every few seconds elsewhere."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +14,12 @@ SHORT_NAMES = {"accuracy": "acc %", "beta": "β", "beta_b": "β_b"}
 
 
 def say(console: Console, message: str) -> None:
-    """Print a line as it is: a path in it is not wrapped, and its brackets are no markup."""
+    """Print a line verbatim, without wrapping paths or interpreting brackets as markup."""
     console.print(message, highlight=False, markup=False, soft_wrap=True)
 
 
 class Reporter:
-    """Tells a person what goes on, on a console; without one it is silent."""
+    """Prints messages and progress to a console; without one it is silent."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console
@@ -31,7 +31,7 @@ class Reporter:
 
     @contextmanager
     def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show a bar up to `total` while the block runs; call what it gives with the steps just done."""
+        """Show a bar up to `total` while the block runs; yields a function that takes the steps just done."""
         if self._console is None:
             yield lambda steps: None
             return
@@ -49,7 +49,7 @@ class Reporter:
             yield lambda steps: progress.advance(task, steps)
 
     def _lines(self, label: str, total: int) -> Callable[[int], None]:
-        """Return what prints a line now and then, for a log file."""
+        """Return a function that prints a line every few seconds, for a log file."""
         done, last = 0, time.monotonic()
 
         def advance(steps: int) -> None:
@@ -66,7 +66,7 @@ SILENT = Reporter()
 
 
 class CountProgress:
-    """Shows what is done, how much a second, the latest numbers and the time left."""
+    """Shows the progress, the rate per second, the latest metrics and the remaining time."""
 
     def __init__(
         self, total: int, done: int, console: Console, *, unit: str = "episodes", enabled: bool = True
@@ -76,7 +76,7 @@ class CountProgress:
         self._last_line = self._started
         self._bar: Progress | None = None
         if enabled and console.is_terminal:
-            # In a narrow window the bar gives way, the numbers stay.
+            # In a narrow window the bar shrinks, the metrics stay.
             self._bar = Progress(
                 BarColumn(bar_width=None, table_column=Column(ratio=1)),
                 MofNCompleteColumn(table_column=Column(no_wrap=True)),

@@ -1,4 +1,4 @@
-"""Where a measured number comes from."""
+"""The origin of measured numbers: commit and device."""
 
 import platform
 import subprocess
@@ -8,13 +8,13 @@ import torch
 
 
 def provenance(device: str | torch.device | None = None) -> dict[str, str]:
-    """Return the commit and the device, for the JSON in results/; by default CUDA where there is one."""
+    """Return the commit and the device, for the JSON in results/; by default CUDA if available."""
     kind = torch.device(device).type if device else ("cuda" if torch.cuda.is_available() else "cpu")
     return {"commit": _commit(), "device": f"{_device(kind)}, torch {torch.__version__}"}
 
 
 def _commit() -> str:
-    """Return the commit of this very code, if it stands in a repository."""
+    """Return the commit of this code, if it is in a repository."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"

@@ -1,4 +1,4 @@
-"""Timing several ways of doing the same work, in turn, so that a busy machine is busy for all of them."""
+"""Timing several functions that do the same work in turn, so that other load affects all of them alike."""
 
 import math
 import time
@@ -9,12 +9,12 @@ from typing import TypeVar
 import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
 
-WARMUP_SECONDS = 0.05  # of calls that are not counted, after another way has left its memory behind
+WARMUP_SECONDS = 0.05  # of calls that are not counted, after another function has filled the caches
 MEASURED_SECONDS = 0.1  # of calls in each round, at least one
-MAX_SECONDS = 40.0  # after which two rounds will do
+MAX_SECONDS = 40.0  # after which two rounds suffice
 
 
-Label = TypeVar("Label", bound=Hashable)  # what a way is called by: its name, or its size
+Label = TypeVar("Label", bound=Hashable)  # of a function: its name, or its size
 
 
 def seconds_per_call(
@@ -23,18 +23,18 @@ def seconds_per_call(
     rounds: int,
     threads: Mapping[Label, int] | None = None,
 ) -> dict[Label, list[float]]:
-    """Return for each way its seconds a call, one number a round; slow work gets fewer rounds.
+    """Return for each function its seconds per call, one number per round; slow work gets fewer rounds.
 
-    threads: how many each way computes with on the CPU; default: as it is
+    threads: CPU threads of each function; default: the current number
     """
     measured: dict[Label, list[float]] = {name: [] for name in ways}
     started = time.perf_counter()
-    for number in range(rounds):
-        if number >= 2 and time.perf_counter() - started > MAX_SECONDS:
+    for round_index in range(rounds):
+        if round_index >= 2 and time.perf_counter() - started > MAX_SECONDS:
             break
         for name, call in ways.items():
             with nullcontext() if threads is None else cpu_threads(threads[name]):
-                if number == 0 or measured[name][-1] < 1:
+                if round_index == 0 or measured[name][-1] < 1:
                     _calls_within(call, device, WARMUP_SECONDS)
                 calls, seconds = _calls_within(call, device, MEASURED_SECONDS)
             measured[name].append(seconds / calls)
@@ -42,7 +42,7 @@ def seconds_per_call(
 
 
 def fastest_threads(ways: Mapping[Label, Callable[[], object]], device: torch.device) -> dict[Label, int]:
-    """Return for each way whether it is faster with one thread or with all: small work waits for threads."""
+    """Return for each function the faster of one thread and all threads: small work waits for threads."""
     fastest = {}
     for name, call in ways.items():
         seconds = {}
@@ -57,7 +57,7 @@ def fastest_threads(ways: Mapping[Label, Callable[[], object]], device: torch.de
 
 @contextmanager
 def cpu_threads(count: int) -> Iterator[None]:
-    """Compute with so many threads, in torch as in NumPy and SciPy, while the block runs."""
+    """Compute with `count` threads in torch, NumPy and SciPy while the block runs."""
     before = torch.get_num_threads()
     with threadpool_limits(count):
         torch.set_num_threads(count)
@@ -68,12 +68,12 @@ def cpu_threads(count: int) -> Iterator[None]:
 
 
 def two_digits(value: float) -> str:
-    """Write a number with at least two digits that matter."""
+    """Format a number with at least two significant digits."""
     return f"{value:,.{max(0, 1 - math.floor(math.log10(value)))}f}"
 
 
 def _calls_within(call: Callable[[], object], device: torch.device, seconds: float) -> tuple[int, float]:
-    """Call until the time is over; a GPU is waited for only now and then, and at the end."""
+    """Call until `seconds` are over; synchronises with a GPU rarely, and at the end."""
     calls, batch, start = 0, 1, now(device)
     while True:
         for _ in range(batch):
@@ -86,7 +86,7 @@ def _calls_within(call: Callable[[], object], device: torch.device, seconds: flo
 
 
 def now(device: torch.device) -> float:
-    """Return the time when all work given to the device is done."""
+    """Wait for all work on the device; return the time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

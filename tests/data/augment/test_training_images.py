@@ -10,7 +10,7 @@ CONV4 = backbone_preprocessing("conv4")
 
 def prepared(name, images, shapes=None, seed=0):
     transform = TRAINING_TRANSFORMS[name]
-    uniforms = torch.rand(len(images), transform.numbers, generator=torch.Generator().manual_seed(seed))
+    uniforms = torch.rand(len(images), transform.n_uniforms, generator=torch.Generator().manual_seed(seed))
     changes = transform.draw(uniforms, shapes, tuple(images.shape[2:]))
     assert len(changes) == len(images)
     return transform.apply(images, changes, CONV4)
@@ -50,7 +50,7 @@ def test_the_random_numbers_alone_decide(name):
 @pytest.mark.parametrize("name", ["characters", "strokes", "photographs"])
 def test_changes_can_be_drawn_for_many_images_at_once(name):
     transform, images = TRAINING_TRANSFORMS[name], stored()
-    uniforms = torch.rand(4, transform.numbers)
+    uniforms = torch.rand(4, transform.n_uniforms)
     together = transform.draw(uniforms, None, (64, 64))
     alone = torch.cat([transform.draw(u, None, (64, 64)) for u in uniforms.split(1)])
     assert torch.equal(together, alone)
@@ -67,7 +67,7 @@ def test_none_is_what_evaluation_does():
 @pytest.mark.parametrize(("smallest_crop", "colour_jitter"), [(0.08, 0.4), (0.5, 0.1), (1.0, 0.0)])
 def test_photographs_change_as_much_as_asked_for(smallest_crop, colour_jitter):
     transform = training_transform("photographs", smallest_crop=smallest_crop, colour_jitter=colour_jitter)
-    uniforms = torch.rand(2000, transform.numbers, generator=torch.Generator().manual_seed(0))
+    uniforms = torch.rand(2000, transform.n_uniforms, generator=torch.Generator().manual_seed(0))
     changes = transform.draw(uniforms, None, (100, 100))
     area, factors = changes[:, 2] * changes[:, 3] / 100**2, changes[:, 5:]
     assert area.min() == pytest.approx(smallest_crop, abs=0.02)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from gpldla.data.augment.transforms import (
     standardise_,
     to_float,
 )
-from gpldla.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from gpldla.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, Preprocessing
 
 GREY = Preprocessing(28, 1, IMAGENET_MEAN[:1], IMAGENET_STD[:1])
 COLOUR = Preprocessing(84, 3, IMAGENET_MEAN, IMAGENET_STD)
@@ -28,7 +30,8 @@ def by_pillow(image, preprocessing):
     """Resize and crop one uint8 [c, h, w] with Pillow: float [c, size, size] in 0..1."""
     array = image.permute(1, 2, 0).numpy()
     picture = Image.fromarray(array[:, :, 0] if len(image) == 1 else array)
-    picture = picture.resize((preprocessing.resized,) * 2, Image.Resampling.BILINEAR)
+    resampling = Image.Resampling[preprocessing.interpolation.upper()]
+    picture = picture.resize((preprocessing.resized,) * 2, resampling)
     margin = (preprocessing.resized - preprocessing.size) // 2
     picture = picture.crop((margin, margin, margin + preprocessing.size, margin + preprocessing.size))
     return (
@@ -44,7 +47,9 @@ def unstandardised(images, preprocessing):
 
 @pytest.mark.parametrize("preprocessing", [GREY, COLOUR], ids=["grey", "colour"])
 @pytest.mark.parametrize("shape", [(50, 71), (200, 150), (20, 20), (105, 105)], ids=str)
-def test_resizing_and_cropping_agree_with_pillow(preprocessing, shape):
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+def test_resizing_and_cropping_agree_with_pillow(preprocessing, shape, interpolation):
+    preprocessing = replace(preprocessing, interpolation=interpolation)
     images = smooth_noise(3, preprocessing.channels, *shape)
     ours = unstandardised(evaluation_images(images, preprocessing), preprocessing)
     theirs = torch.stack([by_pillow(image, preprocessing) for image in images])

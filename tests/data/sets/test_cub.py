@@ -5,7 +5,6 @@ import pytest
 
 from gpldla.data import Access, DataPaths, load_protocol
 from gpldla.data.sets import SETS
-from gpldla.data.splits import class_lists
 from gpldla.utils.errors import UserError
 from tests.data.trees import pictures, save, write_cub, zip_up
 
@@ -25,7 +24,7 @@ def access(root, tmp_path):
 
 class TestSplit:
     def test_the_lists_have_100_50_and_50_classes(self):
-        lists = class_lists("cub")
+        lists = SETS["cub"].class_lists
         assert {part: len(names) for part, names in lists.items()} == {
             "base": 100,
             "validation": 50,
@@ -33,7 +32,7 @@ class TestSplit:
         }
 
     def test_even_places_are_base_and_the_others_take_turns(self):
-        lists = class_lists("cub")
+        lists = SETS["cub"].class_lists
         names = sorted(name for part in lists.values() for name in part)
         assert len(set(names)) == 200
         assert [name[:4] for name in names] == [f"{number:03}." for number in range(1, 201)]

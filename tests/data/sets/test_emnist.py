@@ -7,7 +7,6 @@ import pytest
 from gpldla.data import Access, DataPaths, load_protocol, load_set
 from gpldla.data.sets import SETS
 from gpldla.data.sets.emnist import CHARACTERS, IMAGES, LABELS
-from gpldla.data.splits import class_lists
 from gpldla.utils.errors import UserError
 from tests.data.trees import drawings, write_emnist, write_idx, write_omniglot, zip_up
 
@@ -33,7 +32,7 @@ def labels_file(folder):
 
 class TestSplit:
     def test_the_lists_take_turns_in_the_order_of_the_labels(self):
-        lists = class_lists("emnist")
+        lists = SETS["emnist"].class_lists
         assert len(CHARACTERS) == len(set(CHARACTERS)) == 62
         assert lists == {"validation": tuple(CHARACTERS[0::2]), "novel": tuple(CHARACTERS[1::2])}
         assert {part: len(names) for part, names in lists.items()} == {"validation": 31, "novel": 31}

@@ -74,7 +74,10 @@ class TestName:
             find_set(name)
 
     def test_a_folder_that_is_not_there_is_named(self, fails, access):
-        fails("nowhere", f"There is no folder nowhere, neither here nor in {access.data_paths.root}")
+        fails(
+            "nowhere",
+            f"There is no folder nowhere, neither in the current folder nor in {access.data_paths.root}",
+        )
 
     def test_the_folder_may_lie_in_the_data_root(self, parts, access, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -340,7 +343,7 @@ class TestLayouts:
     def test_a_folder_without_images_says_what_should_be_there(self, tmp_path, access):
         (tmp_path / "empty").mkdir()
         with pytest.raises(
-            UserError, match=r"empty has no images .*it should have one folder of images a class"
+            UserError, match=r"empty has no images .*it should have one folder of images per class"
         ):
             self.names(tmp_path / "empty", access)
 
@@ -350,7 +353,7 @@ class TestLayouts:
         (tmp_path / "note" / "x.txt").write_text("no image")
         zip_up(tmp_path / "note")[0].rename(tmp_path / "x.zip")
         (tmp_path / "x.txt").write_text("no image")
-        with pytest.raises(UserError, match=r"has no images .*it should have one folder of images a class"):
+        with pytest.raises(UserError, match=r"has no images .*it should have one folder of images per class"):
             self.names(tmp_path / name, access)
 
     def test_a_folder_beside_the_wrapping_one_holds_no_classes(self, tmp_path, access):

@@ -7,7 +7,6 @@ from rich.console import Console
 
 from gpldla.data import Access, DataPaths, load_protocol
 from gpldla.data.sets import SETS
-from gpldla.data.splits import class_lists
 from gpldla.utils.errors import UserError
 from gpldla.utils.progress import Reporter
 from tests.data.trees import (
@@ -55,7 +54,7 @@ def survey(folder, name="miniimagenet"):
 class TestSplits:
     @pytest.mark.parametrize("name", SIZES)
     def test_the_lists_have_the_published_sizes_and_share_no_class(self, name):
-        lists = class_lists(name)
+        lists = SETS[name].class_lists
         assert tuple(lists) == ("base", "validation", "novel")
         assert tuple(len(names) for names in lists.values()) == SIZES[name]
         together = [label for names in lists.values() for label in names]
@@ -63,7 +62,7 @@ class TestSplits:
         assert all(re.fullmatch(r"n\d{8}", label) for label in together)
 
     def test_the_stand_in_keeps_the_roles_that_miniimagenet_gives(self):
-        mini, stand_in = class_lists("miniimagenet"), class_lists("tinyimagenet-mini")
+        mini, stand_in = SETS["miniimagenet"].class_lists, SETS["tinyimagenet-mini"].class_lists
         in_mini = {label: part for part, labels in mini.items() for label in labels}
         shared = {label: part for part, labels in stand_in.items() for label in labels if label in in_mini}
         assert len(shared) == 25
@@ -75,13 +74,13 @@ class TestSplits:
         file = PUBLISHED / f"{name}-{word}.txt"
         if not file.exists():
             pytest.skip(f"{file} is not there to compare with")
-        assert sorted(class_lists(name)[part]) == sorted(file.read_text("utf-8").split())
+        assert sorted(SETS[name].class_lists[part]) == sorted(file.read_text("utf-8").split())
 
     @pytest.mark.parametrize("name", WRITERS)
     def test_each_part_gets_its_classes(self, tmp_path, access, name):
         WRITERS[name](tmp_path / name, classes_per_part=3, images_per_class=2)
         parts = load_protocol(name, access=access).parts
-        for part, labels in class_lists(name).items():
+        for part, labels in SETS[name].class_lists.items():
             assert sorted(parts[part].class_names) == sorted(labels[:3])
             assert parts[part].counts.tolist() == [2, 2, 2]
 
@@ -112,7 +111,7 @@ class TestLayouts:
         np.testing.assert_array_equal(packed.parts["novel"].read(slice(None)), before)
 
     def test_each_image_goes_to_the_class_of_its_line(self, tmp_path, access, mini):
-        first, second = class_lists("miniimagenet")["base"][:2]
+        first, second = SETS["miniimagenet"].class_lists["base"][:2]
         lines = [(f"{first}00000001.jpg", second), (f"{second}00000001.jpg", first)]
         write_table(mini / "train.csv", lines)
         before = load_protocol("miniimagenet", access=access).parts["base"].read(slice(None))
@@ -126,14 +125,14 @@ class TestLayouts:
         assert len(survey(mini).counts) == 6
 
     def test_a_table_may_name_folders_and_have_more_columns(self, mini):
-        label = class_lists("miniimagenet")["base"][0]
+        label = SETS["miniimagenet"].class_lists["base"][0]
         write_table(
             mini / "train.csv", [("0", label, f"images/{label}00000002.jpg")], ("", "label", "filename")
         )
         assert survey(mini).counts[label] == 1
 
     def test_a_line_that_is_there_twice_counts_once(self, mini):
-        label = class_lists("miniimagenet")["base"][0]
+        label = SETS["miniimagenet"].class_lists["base"][0]
         write_table(mini / "train.csv", [(f"{label}00000002.jpg", label)] * 2)
         assert survey(mini).counts[label] == 1
 
@@ -149,7 +148,7 @@ class TestLayouts:
         assert len(survey(folder, name).counts) == 6
 
     def test_tiny_imagenet_as_it_is_distributed_works_as_far_as_it_is_labelled(self, tmp_path, access):
-        label = class_lists("tinyimagenet-mini")["base"][0]
+        label = SETS["tinyimagenet-mini"].class_lists["base"][0]
         folder = tmp_path / "tiny-imagenet-200"
         for number in range(3):
             picture = next(pictures(label, 1, 8, 8))
@@ -165,14 +164,14 @@ class TestFaults:
             load_protocol(name, access=access)
 
     def test_a_table_names_a_missing_file(self, access, mini):
-        label = class_lists("miniimagenet")["base"][0]
+        label = SETS["miniimagenet"].class_lists["base"][0]
         (mini / "images" / f"{label}00000002.jpg").unlink()
         self.fails(access, rf"train\.csv names {label}00000002\.jpg, which is not there.*--skip-bad")
         counts = survey(mini).counts
         assert (counts[label], sum(counts.values())) == (2, 17)
 
     def test_a_table_names_a_class_without_any_file(self, mini):
-        label = class_lists("miniimagenet")["novel"][0]
+        label = SETS["miniimagenet"].class_lists["novel"][0]
         for file in (mini / "images").glob(f"{label}*"):
             file.unlink()
         found = survey(mini)
@@ -208,7 +207,7 @@ class TestFaults:
 
     def test_a_class_folder_is_empty(self, tmp_path, access):
         write_tieredimagenet(tmp_path / "tieredimagenet")
-        label = class_lists("tieredimagenet")["base"][7]
+        label = SETS["tieredimagenet"].class_lists["base"][7]
         (tmp_path / "tieredimagenet" / "train" / label).mkdir()
         self.fails(access, f"train/{label} is a class without images", "tieredimagenet")
 
@@ -232,7 +231,7 @@ class TestFaults:
 
 
 def test_the_original_of_the_stand_in_is_read_with_its_validation_images(tmp_path, access):
-    label = class_lists("tinyimagenet-mini")["base"][0]
+    label = SETS["tinyimagenet-mini"].class_lists["base"][0]
     original = tmp_path / "tinyimagenet-mini" / "tiny-imagenet-200"
     write_class(original / "train" / label / "images", images_per_class=3, ending=".JPEG")
     write_class(original / "train" / "n99999999" / "images", images_per_class=3, ending=".JPEG")

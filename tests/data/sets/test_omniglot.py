@@ -6,7 +6,6 @@ from PIL import Image
 
 from gpldla.data import Access, DataPaths, load_protocol, load_set
 from gpldla.data.sets import SETS
-from gpldla.data.splits import class_lists
 from gpldla.utils.errors import UserError
 from tests.data.trees import LATIN, write_emnist, write_omniglot, zip_up
 
@@ -29,7 +28,7 @@ def names(root):
 
 class TestSplit:
     def test_the_list_has_1597_characters_and_none_is_latin(self):
-        (base,) = class_lists("omniglot").values()
+        (base,) = SETS["omniglot"].class_lists.values()
         assert len(base) == len(set(base)) == 1597
         assert not any(name.startswith("Latin/") for name in base)
         assert len({name.split("/")[0] for name in base}) == 49

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpldla.heads import create_head
+from gpldla.testing import HeadContract, random_episode
 from gpldla.utils.errors import UserError
-from tests.heads.head_contract import HeadContract, random_episode
 
 SHOTS = [1, 2, 3, 5]
 

@@ -9,7 +9,7 @@ import torch
 from gpldla.heads import create_head
 from gpldla.heads.gp import coupled
 from gpldla.heads.gp.predictive import independent_variances, quadrature
-from tests.heads.head_contract import random_episode
+from gpldla.testing import random_episode
 
 BETA, BETA_B = 1.3, 0.7
 

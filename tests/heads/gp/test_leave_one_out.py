@@ -9,7 +9,7 @@ import torch
 from gpldla.heads import create_head
 from gpldla.heads.base import class_one_hot
 from gpldla.heads.gp.leave_one_out import leave_one_out
-from tests.heads.head_contract import random_episode
+from gpldla.testing import random_episode
 
 OPTIONS = [
     {"normalize": normalize, "recentre": recentre, "whiten": whiten}

@@ -14,7 +14,7 @@ from gpldla.heads.gp.task_space import (
     scatter_scale,
     within_class_directions,
 )
-from tests.heads.head_contract import random_episode
+from gpldla.testing import random_episode
 
 # shots of each class, d: fewer examples than dimensions, as many, more
 SIZES = [([3, 1, 2], 10), ([4, 1, 5], 10), ([7, 9, 1, 12], 6)]

@@ -1,1 +1,1 @@
-"""What happens to images on the device: resizing, crops, colours and strokes."""
+"""Transforms of images on the device: resizing, crops, colours and strokes."""

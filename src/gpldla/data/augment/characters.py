@@ -1,4 +1,4 @@
-"""Random changes to images of characters, batched, on whatever device they lie."""
+"""Random changes to images of characters, batched, on any device."""
 
 import math
 
@@ -6,27 +6,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-N_CHARACTER_UNIFORMS = 7  # random numbers that draw the changes to a character
+N_CHARACTER_UNIFORMS = 7  # random numbers per character
 N_STROKE_UNIFORMS = N_CHARACTER_UNIFORMS + 1
-THICKEST = 2.0  # pixels that a stroke may gain on each side
+THICKEST = 2.0  # pixels, the maximal gain of a stroke on each side
 
 
 def sample_character_params(uniforms: Tensor) -> Tensor:
-    """Draw what happens to each character from random numbers of [0, 1), [n, 7].
+    """Draw the changes of each character from random numbers of [0, 1), [n, 7].
 
-    Returns [n, 7]: the matrix [2, 3] that takes a place of the new image to one of the old, and the width of
+    Returns [n, 7]: the matrix [2, 3] from positions in the new image to those in the old, and the width of
     the blur in pixels.
     """
-    numbers = uniforms.unbind(1)
+    columns = uniforms.unbind(1)
 
     def between(number: Tensor, low: float, high: float) -> Tensor:
         return low + (high - low) * number
 
-    angle, shear = between(numbers[0], -0.26, 0.26), between(numbers[1], -0.3, 0.3)
-    scale_x, scale_y = between(numbers[2], 0.8, 1.25), between(numbers[3], 0.8, 1.25)
-    shift_x, shift_y = between(numbers[4], -0.1, 0.1), between(numbers[5], -0.1, 0.1)
+    angle, shear = between(columns[0], -0.26, 0.26), between(columns[1], -0.3, 0.3)
+    scale_x, scale_y = between(columns[2], 0.8, 1.25), between(columns[3], 0.8, 1.25)
+    shift_x, shift_y = between(columns[4], -0.1, 0.1), between(columns[5], -0.1, 0.1)
     cos, sin = torch.cos(angle), torch.sin(angle)
-    width = between(numbers[6], 0.0, 1.5)
+    width = between(columns[6], 0.0, 1.5)
     return torch.stack(
         [cos / scale_x, (shear - sin) / scale_y, shift_x, sin / scale_x, cos / scale_y, shift_y, width], dim=1
     )
@@ -42,7 +42,7 @@ def sample_stroke_params(uniforms: Tensor) -> Tensor:
 def augment_characters(images: Tensor, changes: Tensor) -> Tensor:
     """Slant, scale, shift and blur each image on its own: float [n, c, h, w], changes [n, 7] → the same.
 
-    What handwriting has and print lacks. Paper (1) fills what comes in from outside.
+    These are variations of handwriting that print lacks. Pixels from outside the image are paper (1).
     """
     return 1 - blur(_moved_ink(images, changes), changes[:, 6])
 

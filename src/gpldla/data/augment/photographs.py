@@ -30,17 +30,17 @@ def sample_photograph_params(
     """Draw what happens to each photograph.
 
     uniforms: [n, N_PHOTOGRAPH_UNIFORMS], random numbers from [0, 1)
-    shapes:   [n, 2], height and width that the images had before they were stored; None: as they are stored
+    shapes:   [n, 2], height and width that the images had before they were stored; None: the stored ones
     stored:   height and width of the images
     smallest_area, strength: of the boxes, as a part of the picture, and of the changes of colour
 
     Returns [n, 8]: top, left, height and width of a box in stored pixels, whether to mirror it (0 or 1), and
     the factors of brightness, contrast and saturation.
     """
-    of_boxes, of_sides, of_colours = uniforms.split([N_BOX_UNIFORMS, 1, 3], dim=1)
+    of_boxes, of_sides, of_colours = torch.split(uniforms, [N_BOX_UNIFORMS, 1, 3], dim=1)
     sides = constant(stored, uniforms.device)
     true = sides.expand(len(uniforms), 2) if shapes is None else shapes
-    # Boxes are drawn in the picture as it was, so that their ratio is that of what they show.
+    # Boxes are drawn in the original shape of the picture, so that they have the ratio that was drawn.
     boxes = random_boxes(of_boxes, true, smallest_area) * (sides / true).repeat(1, 2)
     mirrored = (of_sides < 0.5).float()
     factors = 1 + strength * (2 * of_colours - 1)
@@ -54,7 +54,7 @@ def augment_photographs(images: Tensor, changes: Tensor, size: int) -> Tensor:
 
     Returns float32 [n, 3, size, size] in [0, 1].
     """
-    boxes, mirrored, factors = changes.split([4, 1, 3], dim=1)
+    boxes, mirrored, factors = torch.split(changes, [4, 1, 3], dim=1)
     cropped = crop_and_resize(images, boxes, size, mirrored.squeeze(1) > 0)
     for change, factor in zip((brightness_, contrast_, saturation_), factors.unbind(1)):
         change(cropped, factor)
@@ -69,7 +69,7 @@ def random_boxes(uniforms: Tensor, shapes: Tensor, smallest_area: float) -> Tens
     Their area is from smallest_area to 1 of the image, their ratio of width to height from 3/4 to 4/3. Each
     image takes the first of ten attempts that fits, and the largest box of such a ratio if none does.
     """
-    of_areas, of_ratios, of_corners = uniforms.split([CROP_ATTEMPTS, CROP_ATTEMPTS, 2], dim=1)
+    of_areas, of_ratios, of_corners = torch.split(uniforms, [CROP_ATTEMPTS, CROP_ATTEMPTS, 2], dim=1)
     height, width = shapes.float().unsqueeze(-1).unbind(1)  # [n, 1] each
     area = height * width * (smallest_area + (1 - smallest_area) * of_areas)
     ratio = ((2 * of_ratios - 1) * math.log(4 / 3)).exp()

@@ -54,22 +54,22 @@ def _weighted_sums(tables: Tensor, sources: Tensor, weights: Tensor) -> Tensor:
 def _taps(
     starts: Tensor, lengths: Tensor, backwards: Tensor, widest: int, n_targets: int
 ) -> tuple[Tensor, Tensor]:
-    """Return which source pixels make each target pixel, int32 [n, n_targets, widest], and their weights.
+    """Return the source pixels of each target pixel, int32 [n, n_targets, widest], and their weights.
 
-    starts, lengths: [n], which stretch of an axis to resize, at least a pixel long
+    starts, lengths: [n], the stretch of an axis to resize, at least a pixel long
     backwards:       [n], whether the target pixels run against the source pixels
     widest:          source pixels that a target pixel covers at most
 
     A triangle around the target pixel's centre, as wide as a target pixel when that covers several source
-    pixels (so that none is skipped), else as wide as a source pixel. Pixels beyond the stretch are not looked
-    at, as if the image ended there; weights sum to 1.
+    pixels (so that none is skipped), else as wide as a source pixel. Pixels beyond the stretch are not
+    used, as if the image ended there; weights sum to 1.
     """
     starts, lengths = starts.view(-1, 1, 1), lengths.view(-1, 1, 1)
-    places = torch.arange(0.5, n_targets, device=starts.device).view(1, -1, 1)
-    places = places.flip(1).where(backwards.view(-1, 1, 1), places)
-    scale = lengths / n_targets  # source pixels a target pixel
+    positions = torch.arange(0.5, n_targets, device=starts.device).view(1, -1, 1)
+    positions = positions.flip(1).where(backwards.view(-1, 1, 1), positions)
+    scale = lengths / n_targets  # source pixels per target pixel
     radius = scale.clamp_min(1)
-    centres = starts - 0.5 + scale * places
+    centres = starts - 0.5 + scale * positions
     # The tolerance keeps rounding from losing a pixel that lies just on the edge.
     lowest, highest = (starts - 0.501).ceil(), (starts + lengths - 0.499).floor()
     first = (centres - radius).ceil().maximum(lowest)

@@ -1,4 +1,4 @@
-"""What stored images go through before training sees them, by the name that a recipe gives it."""
+"""Transforms of training images, by the names that recipes use."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,14 +34,15 @@ from gpldla.data.preprocessing import Preprocessing
 
 @dataclass(frozen=True)
 class TrainingTransform:
-    """Changes images at random: first what happens to each is drawn, for many at once, then it is done.
+    """A random change of images: its parameters are drawn for many images at once, then applied.
 
-    numbers: how many random numbers an image takes
-    draw:    uniforms [n, numbers] from [0, 1), true shapes [n, 2] or None, stored (height, width) → changes
-    apply:   uint8 [n, c, h, w], changes, preprocessing → float32 [n, channels, size, size]
+    n_uniforms: random numbers per image
+    draw:       uniforms [n, n_uniforms] from [0, 1), true shapes [n, 2] or None, stored (height, width)
+                → changes
+    apply:      uint8 [n, c, h, w], changes, preprocessing → float32 [n, channels, size, size]
     """
 
-    numbers: int
+    n_uniforms: int
     draw: Callable[[Tensor, Tensor | None, tuple[int, int]], Tensor]
     apply: Callable[[Tensor, Tensor, Preprocessing], Tensor]
 
@@ -55,15 +56,15 @@ def _as_in_evaluation(images: Tensor, changes: Tensor, preprocessing: Preprocess
 
 
 def _characters(
-    numbers: int, draw: Callable[[Tensor], Tensor], change: Callable[[Tensor, Tensor], Tensor]
+    n_uniforms: int, draw: Callable[[Tensor], Tensor], change: Callable[[Tensor, Tensor], Tensor]
 ) -> TrainingTransform:
-    """Make a transform of what happens to characters, which have no shape but the stored one."""
+    """Make a transform of characters, which have no shape but the stored one."""
 
     def apply(images: Tensor, changes: Tensor, preprocessing: Preprocessing) -> Tensor:
         changed = change(resized_images(images, preprocessing), changes)
         return standardise_(centre_crop(changed, preprocessing), preprocessing)
 
-    return TrainingTransform(numbers, lambda uniforms, shapes, stored: draw(uniforms), apply)
+    return TrainingTransform(n_uniforms, lambda uniforms, shapes, stored: draw(uniforms), apply)
 
 
 def _augmented_photographs(images: Tensor, changes: Tensor, preprocessing: Preprocessing) -> Tensor:
@@ -88,7 +89,7 @@ TRAINING_TRANSFORMS = {
 
 
 def training_transform(name: str, *, smallest_crop: float, colour_jitter: float) -> TrainingTransform:
-    """Return a transform by name, with what photographs go through as strong as asked for.
+    """Return a transform by name; the options are for photographs.
 
     smallest_crop: of the area of a photograph; colour_jitter: 0.4 for factors from 0.6 to 1.4
     """

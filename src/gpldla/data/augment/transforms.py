@@ -1,4 +1,4 @@
-"""From stored uint8 images to what a network sees: batched tensor operations, on whatever device they lie."""
+"""From stored uint8 images to the input of a network: batched tensor operations on any device."""
 
 from functools import cache
 
@@ -19,9 +19,12 @@ def resized_images(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     side = (preprocessing.resized, preprocessing.resized)
     if images.shape[-2:] == side:
         return to_float(images, preprocessing.channels)
-    # On a CPU whole grey levels are resized eight times as fast as floats, and rounded as Pillow does it.
+    # On a CPU bytes are resized eight times as fast as floats, and rounded as Pillow rounds them.
     source = images if images.device.type == "cpu" else images.float()
-    resized = F.interpolate(source, side, mode="bilinear", antialias=True, align_corners=False)
+    mode = preprocessing.interpolation
+    resized = F.interpolate(source, side, mode=mode, antialias=True, align_corners=False)
+    if mode == "bicubic" and resized.is_floating_point():
+        resized = resized.clamp_(0, 255)  # it overshoots at edges; for bytes, torch clamps
     return to_float(resized, preprocessing.channels)
 
 
@@ -39,7 +42,7 @@ def standardise_(images: Tensor, preprocessing: Preprocessing) -> Tensor:
 
 @cache
 def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return a few numbers as a tensor that stays on the device: copying them there would stall a GPU."""
+    """Return a few numbers as a cached tensor on the device: copying them each time would stall a GPU."""
     return torch.tensor(values, dtype=torch.float32, device=device)
 
 
@@ -58,5 +61,5 @@ def to_rgb(images: Tensor) -> Tensor:
 
 def grey(images: Tensor) -> Tensor:
     """Return the luma of colour images, float [n, 3, h, w] → [n, 1, h, w]."""
-    red, green, blue = images.split(1, dim=1)
+    red, green, blue = torch.split(images, 1, dim=1)
     return (red * 0.299).add_(green, alpha=0.587).add_(blue, alpha=0.114)

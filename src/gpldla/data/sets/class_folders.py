@@ -1,4 +1,4 @@
-"""The commonest layout: one folder a class."""
+"""The most common layout: one folder per class."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection
@@ -13,8 +13,8 @@ def list_class_folders(
 ) -> Listing:
     """Give each image to the innermost folder around it that is a class by its name; one name is one class.
 
-    An image that lies there twice (in a zip and beside it, unpacked) counts once. A class folder without any
-    image is a fault. Nothing below folders with a name in `ignored_folders` counts.
+    An image that is there twice (in a zip and unpacked beside it) counts once. A class folder without images
+    is a fault. Files below folders with a name in `ignored_folders` do not count.
     """
     found: dict[str, dict[str, SourceFile]] = defaultdict(dict)
     for path, file in tree.images.items():

@@ -6,23 +6,26 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from gpldla.data.sets.base import BundledSet
+from gpldla.data.protocols import register_protocol
+from gpldla.data.sets.base import BundledSet, register_dataset
 from gpldla.data.store import ImageSet, image_set_from_classes
 
 # Everything the images depend on.
 SETTINGS: dict[str, Any] = {
-    "version": 1,  # raise it when the drawing code changes
+    "version": 1,  # increase it when the drawing code changes
     "size": 32,
     "enlargement": 3,  # 8 pixels become 24, which leaves the margin that the glyphs have
 }
 
 
+@register_dataset
 class Digits(BundledSet):
     """Ten digits, all of them novel."""
 
     name = "digits"
     default_size = 28
     drawing = SETTINGS
+    protocol_parts = ("novel",)
 
     def make(self) -> ImageSet:
         """Enlarge all digits."""
@@ -31,6 +34,15 @@ class Digits(BundledSet):
     def parts(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
         """Every class is novel."""
         return {"novel": tuple(range(len(class_names)))}
+
+
+# Train on printed letters, validate on another script, test on handwritten digits.
+register_protocol(
+    "glyphs-digits",
+    base=("glyphs", "base"),
+    validation=("glyphs", "validation"),
+    novel=("digits", "novel"),
+)
 
 
 def make() -> ImageSet:
@@ -45,7 +57,7 @@ def make() -> ImageSet:
 
 
 def _enlarge(ink: np.ndarray) -> np.ndarray:
-    """Turn one digit, float [8, 8] with ink from 0 to 16, to uint8 [32, 32] with ink from 255 to 0."""
+    """Turn one digit, float [8, 8] with ink from 0 to 16, into uint8 [32, 32] with ink from 255 to 0."""
     bordered = np.pad(ink, 2)  # more paper than needed, so that strokes at the rim fade out smoothly
     paper = np.round(255 - bordered * (255 / 16)).astype(np.uint8)
     side = len(paper) * SETTINGS["enlargement"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpldla.data.packing import refuse, report_skipped_files
-from gpldla.data.sets.base import StoredSet, Survey
+from gpldla.data.sets.base import StoredSet, Survey, register_dataset
 from gpldla.data.source_files import SourceFile, read_tree
 from gpldla.data.store import ImageSet, write_store
 from gpldla.utils.errors import UserError
@@ -19,6 +19,7 @@ SIDE = 28
 IMAGES, LABELS = "emnist-byclass-test-images-idx3-ubyte", "emnist-byclass-test-labels-idx1-ubyte"
 
 
+@register_dataset
 class EMNIST(StoredSet):
     """Two IDX files, gzipped or not, in a folder or a zip. Stored upright, dark ink on light paper."""
 
@@ -29,9 +30,10 @@ class EMNIST(StoredSet):
     folders = ("emnist", "EMNIST")
     get = "https://www.nist.gov/itl/products-and-services/emnist-dataset (binary format)"
     put = f"{IMAGES}.gz and {LABELS}.gz, or the zip that has them"
+    protocol_parts = ()  # it has no base classes; see omniglot-emnist
 
     def settings(self, size: int, side: int | None = None) -> dict[str, Any]:
-        """Images keep their 28 pixels whatever the backbone."""
+        """Images keep their 28 pixels for every backbone."""
         return {"version": 1}
 
     def survey(self, folder: Path) -> Survey:
@@ -49,7 +51,7 @@ class EMNIST(StoredSet):
     def pack(
         self, folder: Path, store: Path, source: dict[str, Any], report: Reporter, skip_bad: bool
     ) -> None:
-        """Turn the images upright, invert them, sort them by class. A bad file here is a bad set."""
+        """Turn the images upright, invert them, sort them by class. Without both files there is no set."""
         files, bad = _files(folder)
         if len(files) < 2:
             raise UserError(bad[0] if bad else self.empty_message(folder))
@@ -58,17 +60,17 @@ class EMNIST(StoredSet):
         images, labels = _read_both(files)
         counts = np.bincount(labels, minlength=len(CHARACTERS))
         by_class = np.argsort(labels, kind="stable")
-        upright = 255 - images[by_class].transpose(0, 2, 1)  # files hold columns where one expects rows
-        there = np.flatnonzero(counts)
+        upright = 255 - images[by_class].transpose(0, 2, 1)  # files hold images transposed
+        present = np.flatnonzero(counts)
         image_set = ImageSet(
-            self.name, upright[:, None], tuple(CHARACTERS[label] for label in there), counts[there]
+            self.name, upright[:, None], tuple(CHARACTERS[label] for label in present), counts[present]
         )
         write_store(store, image_set, {**source, "left_out": list(bad)})
         report_skipped_files(bad, self.name, report)
 
 
 def _files(folder: Path) -> tuple[dict[str, SourceFile], tuple[str, ...]]:
-    """Return the two files, as far as they are there, and what is wrong."""
+    """Return those of the two files that exist, and one sentence per fault."""
     tree = read_tree(folder)
     names = {PurePosixPath(path).name.removesuffix(".gz"): file for path, file in tree.files.items()}
     files = {name: names[name] for name in (IMAGES, LABELS) if name in names}
@@ -81,7 +83,7 @@ def _files(folder: Path) -> tuple[dict[str, SourceFile], tuple[str, ...]]:
 
 
 def _read_both(files: dict[str, SourceFile]) -> tuple[np.ndarray, np.ndarray]:
-    """Return images uint8 [n, 28, 28] as the file has them, and labels uint8 [n]."""
+    """Return images uint8 [n, 28, 28] as stored in the file, and labels uint8 [n]."""
     labels = _read_idx(files[LABELS], dimensions=1)
     if len(labels) == 0 or labels.max() >= len(CHARACTERS):
         raise UserError(f"{files[LABELS]} does not hold labels from 0 to {len(CHARACTERS) - 1}; get it anew.")

@@ -30,10 +30,10 @@ PART_ALIASES = {
 
 
 class FolderSet(ImageFileSet):
-    """Photographs in one folder a class.
+    """Photographs in one folder per class.
 
-    The parts are what the split file says; else the folders train, val and test around the class folders,
-    where there are such; else drawn from a seed, half of the classes base and a quarter each validation and
+    The parts are those of the split file; else the folders train, val and test around the class folders,
+    if they exist; else drawn from a seed, half of the classes base and a quarter each validation and
     novel. The split `novel` puts every class there, for testing a model on all of them.
     """
 
@@ -41,7 +41,7 @@ class FolderSet(ImageFileSet):
     default_size = 84
     n_images = None
     get = ""
-    put = "one folder of images a class"
+    put = "one folder of images per class"
 
     def __init__(self, path: Path, *, seed: int = 0, split: str | None = None) -> None:
         self.path, self.seed, self.split = path, seed, split
@@ -69,7 +69,7 @@ class FolderSet(ImageFileSet):
 
     @property
     def class_lists(self) -> dict[str, tuple[str, ...]]:
-        """Nothing is expected of it."""
+        """No classes are expected."""
         return {}
 
     def locate(self, root: Path) -> Path | None:
@@ -77,11 +77,11 @@ class FolderSet(ImageFileSet):
         return next((path for path in (self.path, root / self.path) if path.exists()), None)
 
     def matches_source(self, source: dict[str, Any], root: Path) -> bool:
-        """A path that was typed elsewhere may have meant another folder."""
+        """Return whether the path is the same folder: a relative path depends on the current one."""
         return source.get("path") in (str(self.path.resolve()), str((root / self.path).resolve()))
 
     def source(self, folder: Path) -> dict[str, Any]:
-        """Two folders have two stores, whatever is in them."""
+        """Return the path too: two folders have two stores even with equal content."""
         return {**super().source(folder), "path": str(folder.resolve())}
 
     def listing(self, tree: Tree) -> Listing:
@@ -110,7 +110,7 @@ class FolderSet(ImageFileSet):
         return Listing(dict(sorted(found.items())), (*tree.bad, *empty))
 
     def parts(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-        """Split the classes as the class says."""
+        """Split the classes as described in the docstring of the class."""
         if self.split in PART_ALIASES:
             return {PART_ALIASES[self.split]: tuple(range(len(class_names)))}
         if self.split is not None:
@@ -120,7 +120,7 @@ class FolderSet(ImageFileSet):
         return self._drawn_parts(class_names)
 
     def _drawn_parts(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-        """Draw by name, not by place: a class that comes or goes moves hardly any other."""
+        """Draw by name, not by index: adding or removing a class moves hardly any other."""
         n_classes = len(class_names)
         if n_classes < 3:
             raise UserError(
@@ -157,15 +157,15 @@ class FolderSet(ImageFileSet):
         return _indices_by_part([part_of.get(name) for name in class_names])
 
 
-def _indices_by_part(part_of_place: Sequence[str | None]) -> dict[str, tuple[int, ...]]:
-    places = {part: tuple(i for i, own in enumerate(part_of_place) if own == part) for part in PARTS}
-    return {part: found for part, found in places.items() if found}
+def _indices_by_part(part_of_class: Sequence[str | None]) -> dict[str, tuple[int, ...]]:
+    indices = {part: tuple(i for i, own in enumerate(part_of_class) if own == part) for part in PARTS}
+    return {part: found for part, found in indices.items() if found}
 
 
 def _wrapping(images: list[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the folders that wrap all others, as the one at the top of a zip does.
 
-    images: the parts of their paths. What lies beside the only folder with images does not count.
+    images: the parts of their paths. Files beside the only folder with images do not count.
     """
     wrapping: tuple[str, ...] = ()
     while True:
@@ -179,7 +179,7 @@ def _wrapping(images: list[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _read_split(file: Path) -> dict[str, str]:
-    """Read the part of each class: CSV with the columns class and part, or JSON with a list a part."""
+    """Read the part of each class: CSV with the columns class and part, or JSON with one list per part."""
     try:
         text = file.read_text("utf-8-sig")
         if file.suffix.lower() == ".json":
@@ -200,7 +200,7 @@ def _read_split(file: Path) -> dict[str, str]:
         if part_of.setdefault(name, part) != part:
             raise UserError(f"{file} puts the class {name!r} into two parts; keep one.")
     if not part_of:
-        raise UserError(f"{file} names no class; write one a line, with its part.")
+        raise UserError(f"{file} names no class; write one per line, with its part.")
     return part_of
 
 

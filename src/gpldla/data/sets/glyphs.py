@@ -1,7 +1,7 @@
 """The data set `glyphs`: letters of six scripts, drawn from the fonts that come with matplotlib.
 
 It needs no download, and it is a real few-shot problem: the letters of the novel scripts are never seen in
-training, and `groups` tells the font families apart, so that support and query can come from different ones.
+training, and `groups` are the font families, so that support and query can come from different ones.
 """
 
 import unicodedata
@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from gpldla.data.sets.base import BundledSet
+from gpldla.data.sets.base import BundledSet, register_dataset
 from gpldla.data.store import ImageSet, image_set_from_classes
 from gpldla.utils.errors import UserError
 
@@ -44,7 +44,7 @@ REFERENCE_FONTS = ("DejaVuSans", "DejaVuSansMono", "DejaVuSerif")
 
 # What the images depend on. Lengths are pixels of the finished image, angles are degrees.
 SETTINGS: dict[str, Any] = {
-    "version": 1,  # raise it when anything else in this file changes the images
+    "version": 1,  # increase it when anything else in this file changes the images
     "seed": 0,
     "size": 32,
     "variants_a_font": 4,
@@ -64,7 +64,7 @@ BORDER = 2  # black pixels around the ink, from which slanted edges get their sm
 
 
 class Font:
-    """One font file: which letters it has and how they look."""
+    """One font file: its letters and their drawings."""
 
     def __init__(self, file_name: str, family: int) -> None:
         path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{file_name}.ttf"
@@ -80,7 +80,7 @@ class Font:
         self._face = ImageFont.truetype(str(path), FONT_SIZE, layout_engine=ImageFont.Layout.BASIC)
 
     def has(self, letter: str) -> bool:
-        """Say whether the font has a drawing of `letter`."""
+        """Return whether the font has a drawing of `letter`."""
         return ord(letter) in self._characters
 
     def ink(self, letter: str) -> Image.Image:
@@ -104,6 +104,7 @@ def make() -> ImageSet:
     return image_set_from_classes("glyphs", [f"{script_of(x)} {x}" for x in letters], images, groups)
 
 
+@register_dataset
 class Glyphs(BundledSet):
     """Split by script, so that the scripts of the novel part were never seen."""
 
@@ -116,10 +117,10 @@ class Glyphs(BundledSet):
         return make()
 
     def parts(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-        """Tell classes by the script in their names."""
+        """Assign classes by the script in their names."""
         script_of_class = [name.split()[0] for name in class_names]
         return {
-            part: tuple(place for place, script in enumerate(script_of_class) if script in scripts)
+            part: tuple(index for index, script in enumerate(script_of_class) if script in scripts)
             for part, scripts in SCRIPTS_OF_PART.items()
         }
 
@@ -162,7 +163,7 @@ def _distinct(letters: list[str]) -> list[str]:
 
 
 def shape_distances(inks: list[Image.Image], size: int = 48, tolerance: int = 2) -> np.ndarray:
-    """Compare shapes pairwise: the share of ink that lies more than `tolerance` pixels off the other's ink.
+    """Compare shapes pairwise: the share of ink farther than `tolerance` pixels from the other's ink.
 
     Weight and small misfits do not count, a hook or a bar does. Returns float32 [n, n], symmetric.
     """
@@ -176,12 +177,13 @@ def shape_distances(inks: list[Image.Image], size: int = 48, tolerance: int = 2)
     ink_flat = ink_of.reshape(len(inks), -1).astype(np.float32)
     far_flat = (~near).reshape(len(inks), -1).astype(np.float32)
     stray = ink_flat @ far_flat.T / ink_flat.sum(axis=1, keepdims=True)
-    return np.maximum(stray, stray.T)
+    distances: np.ndarray = np.maximum(stray, stray.T)
+    return distances
 
 
 def _variants(letter: str, fonts: list[Font]) -> np.ndarray:
     """Draw `letter` in each font with small random changes, uint8 [n_fonts * variants, 1, size, size]."""
-    # A generator a letter: its images stay the same whatever other letters the set holds.
+    # One generator per letter: its images do not depend on the other letters of the set.
     rng = np.random.default_rng([SETTINGS["seed"], ord(letter)])
     n, size = SETTINGS["variants_a_font"], SETTINGS["size"]
     smallest, largest = SETTINGS["half_extent"]

@@ -7,7 +7,8 @@ from pathlib import PurePosixPath
 from typing import ClassVar
 
 from gpldla.data.packing import Listing
-from gpldla.data.sets.base import ImageFileSet
+from gpldla.data.protocols import ALL, register_protocol
+from gpldla.data.sets.base import ImageFileSet, register_dataset
 from gpldla.data.sets.class_folders import list_class_folders
 from gpldla.data.source_files import SourceFile, Tree
 from gpldla.utils.errors import UserError
@@ -16,7 +17,7 @@ TABLES = ("train.csv", "val.csv", "test.csv")
 
 
 class WordNetSet(ImageFileSet):
-    """Class folders by WordNet id, at any depth; folders of classes in no part are passed over."""
+    """Class folders by WordNet id, at any depth; folders of classes in no part are left out."""
 
     default_size = 84
 
@@ -28,6 +29,7 @@ class WordNetSet(ImageFileSet):
         return {name for names in self.class_lists.values() for name in names}
 
 
+@register_dataset
 class TieredImageNet(WordNetSet):
     """608 classes of ILSVRC-2012."""
 
@@ -36,11 +38,12 @@ class TieredImageNet(WordNetSet):
     n_images = 779_165
     folders = ("tieredimagenet", "tieredImageNet", "tiered-imagenet", "tiered_imagenet")
     get = "https://www.image-net.org (the 608 classes of ILSVRC-2012 in the lists of this package)"
-    put = "one folder a class, such as n01440764/*.JPEG, also below train, val and test; or zips of that"
+    put = "one folder per class, such as n01440764/*.JPEG, also below train, val and test; or zips of that"
 
 
+@register_dataset
 class MiniImageNet(WordNetSet):
-    """Images in one folder with the three tables of Ravi and Larochelle, or one folder a class."""
+    """Images in one folder with the three tables of Ravi and Larochelle, or one folder per class."""
 
     name = "miniimagenet"
     title = "miniImageNet"
@@ -57,19 +60,21 @@ class MiniImageNet(WordNetSet):
         " https://github.com/twitter-research/meta-learning-lstm"
     )
     put = (
-        "images/*.jpg with train.csv, val.csv and test.csv, or one folder a class, such as n01532829; or zips"
+        "images/*.jpg with train.csv, val.csv and test.csv, or one folder per class, such as n01532829;"
+        " or zips of these"
     )
 
     def listing(self, tree: Tree) -> Listing:
-        """Go by the tables if there are any, else by class folders."""
+        """Read the tables if there are any, else take class folders."""
         tables = {path: file for path, file in tree.files.items() if PurePosixPath(path).name in TABLES}
         by_tables = _list_by_tables(tree, tables, self._class_names()) if tables else Listing({})
         if by_tables.files_of_class:
             return by_tables
-        by_folders = super().listing(tree)  # whose files may have other names than the tables say
+        by_folders = super().listing(tree)  # whose files may have other names than in the tables
         return by_folders if by_folders.files_of_class else by_tables
 
 
+@register_dataset
 class TinyImageNetMini(MiniImageNet):
     """The stand-in: 100 classes of Tiny ImageNet, 550 images each, in miniImageNet's layout."""
 
@@ -81,7 +86,7 @@ class TinyImageNetMini(MiniImageNet):
     put = "that zip, or images/*.webp with train.csv, val.csv and test.csv, or zips of these"
 
     def listing(self, tree: Tree) -> Listing:
-        """Add the validation images of the original, whose classes stand in a text file."""
+        """Add the validation images of the original, whose classes are in a text file."""
         listing = super().listing(tree)
         notes = [file for path, file in tree.files.items() if path.endswith("val/val_annotations.txt")]
         if not notes:
@@ -93,6 +98,10 @@ class TinyImageNetMini(MiniImageNet):
             if label in files_of_class and filename in images:
                 files_of_class[label].append(images[filename])
         return Listing(files_of_class, listing.bad)
+
+
+for _name, _base in (("mini-cub", "miniimagenet"), ("tinyimagenet-cub", "tinyimagenet-mini")):
+    register_protocol(_name, base=(_base, ALL), validation=("cub", "validation"), novel=("cub", "novel"))
 
 
 def _list_by_tables(tree: Tree, tables: dict[str, SourceFile], class_names: set[str]) -> Listing:

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 from gpldla.data.packing import Listing
 from gpldla.data.preprocessing import resized_side
-from gpldla.data.sets.base import ImageFileSet
+from gpldla.data.protocols import register_protocol
+from gpldla.data.sets.base import ImageFileSet, register_dataset
 from gpldla.data.source_files import SourceFile, Tree
 
 _DRAWING = re.compile(r"(?:.*/)?images_(?:background|evaluation)/([^/]+/character\d+)/([^/]+)")
 _CHARACTER = re.compile(r"(?:.*/)?images_(?:background|evaluation)/([^/]+/character\d+)")
 
 
+@register_dataset
 class Omniglot(ImageFileSet):
     """Background and evaluation characters together; Latin letters, which EMNIST has too, are in no part."""
 
@@ -24,6 +26,7 @@ class Omniglot(ImageFileSet):
     folders = ("omniglot", "Omniglot", "omniglot-py")
     get = "https://github.com/brendenlake/omniglot (python/images_background.zip, images_evaluation.zip)"
     put = "images_background.zip and images_evaluation.zip, or what is in them"
+    protocol_parts = ()  # it has only base classes; see omniglot-emnist
 
     def stored_side(self, size: int) -> int:
         """Nothing crops characters at random: store what evaluation resizes to."""
@@ -48,5 +51,13 @@ class Omniglot(ImageFileSet):
     def parts(self, class_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
         """Everything but Latin is base."""
         return {
-            "base": tuple(place for place, name in enumerate(class_names) if not name.startswith("Latin/"))
+            "base": tuple(index for index, name in enumerate(class_names) if not name.startswith("Latin/"))
         }
+
+
+register_protocol(
+    "omniglot-emnist",
+    base=("omniglot", "base"),
+    validation=("emnist", "validation"),
+    novel=("emnist", "novel"),
+)
