@@ -88,9 +88,7 @@ def make_fabric(device: torch.device, devices: int, nodes: int, precision: str) 
     if devices * nodes == 1:
         return Fabric(devices=[device.index] if numbered else 1, **settings)
     if numbered:
-        raise UserError(
-            f"--device {device} is one device; with --devices or --nodes use --device {device.type}."
-        )
+        raise UserError(f"--device {device} is a single GPU; use --device cuda with --devices or --nodes.")
     return Fabric(devices=devices, num_nodes=nodes, strategy=_UnwrappedDDPStrategy(), **settings)
 
 

@@ -8,7 +8,7 @@ from gpldla.utils.errors import UserError
 def torch_device(name: str | torch.device) -> torch.device:
     """Return the device that a user names: auto, cpu, cuda, cuda:1 or mps.
 
-    auto is a GPU with CUDA if there is one, else the CPU. It never is Apple's GPU (mps), which has no float64.
+    auto is a GPU with CUDA if there is one, else the CPU; never Apple's GPU (mps), which has no float64.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
