@@ -24,13 +24,19 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-for command in (demo, fit, predict, export, train):
-    app.command()(command)
-app.command("eval")(evaluate)
-app.command("models")(list_models)
-app.command("tables")(show_tables)
+for name, command, short_help in (
+    ("demo", demo, "Train and test a small model, and write a report."),
+    ("fit", fit, "Fit a classifier to a few labelled pictures or texts."),
+    ("predict", predict, "Classify new pictures or texts."),
+    ("export", export, "Write a classifier as ONNX."),
+    ("train", train, "Meta-train a model by a recipe."),
+    ("eval", evaluate, "Measure a model on novel classes."),
+    ("models", list_models, "List the shipped models."),
+    ("tables", show_tables, "Print the paper's tables beside our results."),
+):
+    app.command(name, short_help=short_help)(command)
 app.add_typer(data_app, name="data")
-app.add_typer(bench_app, name="bench")
+app.add_typer(bench_app, name="bench", short_help="Measure speed.")
 
 # Wrong usage, such as an unknown option: click's ClickException, which newer versions of typer keep inside.
 CliUsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -50,7 +56,7 @@ def _global_options(
             "--import",
             metavar="MODULE",
             help="Import a Python module that registers heads, backbones or data sets; may be repeated."
-            " Example: gpldla --import my_heads train glyphs --method my-head -o runs/mine",
+            " Example: gpldla --import my_backbones fit photos/ --model my-backbone -o birds.safetensors",
         ),
     ] = None,
     version: Annotated[

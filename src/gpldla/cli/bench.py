@@ -48,7 +48,7 @@ def bench_episode(
     say(console, estimator_line(results))
 
 
-@bench_app.command("heads")
+@bench_app.command("heads", short_help="Time the heads of several methods.")
 def bench_heads(
     device: Device = DEFAULT_DEVICE,
     batches: Annotated[
@@ -81,7 +81,7 @@ def bench_heads(
         console.print(table)
 
 
-@bench_app.command("training")
+@bench_app.command("training", short_help="Time meta-training.")
 def bench_training(device: Device = DEFAULT_DEVICE, rounds: Rounds = 5, output: JsonFile = None) -> None:
     """Time meta-training on generated photographs, beside the limit of the hardware.
 
@@ -99,7 +99,7 @@ def bench_training(device: Device = DEFAULT_DEVICE, rounds: Rounds = 5, output: 
     wide_console().print(training_table(results))
 
 
-@bench_app.command("scaling")
+@bench_app.command("scaling", short_help="Measure growth of time and memory.")
 def bench_scaling(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the results and the plot.")

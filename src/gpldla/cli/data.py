@@ -21,7 +21,7 @@ data_app = typer.Typer(help="List, pack and show data sets.", no_args_is_help=Tr
 DataName = Annotated[str, typer.Argument(help="A data set, a protocol, or folder:PATH.")]
 
 
-@data_app.command("list")
+@data_app.command("list", short_help="List the data sets.")
 def list_data(as_json: AsJson = False, data_root: DataRoot = None, cache: Cache = None) -> None:
     """List the data sets: which were found, which are missing, where to get them and where to put them.
 
@@ -48,7 +48,7 @@ def list_data(as_json: AsJson = False, data_root: DataRoot = None, cache: Cache 
     say(console, "Any folder of class folders is a data set too: folder:PATH.")
 
 
-@data_app.command("prepare")
+@data_app.command("prepare", short_help="Pack a data set into the cache folder.")
 def prepare_data(
     name: DataName,
     backbone: Annotated[
@@ -94,7 +94,7 @@ def _image_count(image_set: "ImageSet") -> str:
     return f"{n:,} images of {height} × {width} pixels"
 
 
-@data_app.command("show")
+@data_app.command("show", short_help="Write a contact sheet of a data set.")
 def show_data(
     name: DataName,
     output: Annotated[
