@@ -697,6 +697,6 @@ def test_a_stop_ends_between_chunks(score, birds, tmp_path):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
     assert process.returncode == 130
-    assert "rows to go; the same command goes on." in err
+    assert "rows to go; the same command resumes the run." in err
     table, _ = score(folder, output, "--chunk-size", 2)
     assert table.num_rows == 60

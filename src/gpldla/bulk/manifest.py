@@ -1,4 +1,4 @@
-"""What an output folder says about the run that it belongs to, so that only that run is resumed."""
+"""The manifest of an output folder, which identifies its run, so that no other run is mixed with it."""
 
 import hashlib
 from collections.abc import Mapping

@@ -29,15 +29,19 @@ class RayEngine:
 
     workers: processes that hold the classifier; default: one per GPU, or one per CPU if there is no GPU
     device: auto, cpu or cuda; Ray chooses the GPU of each worker
-    tell: called with a sentence when a worker has died
+    report: called with a sentence when a worker has died
     """
 
     def __init__(
-        self, workers: int | None = None, device: str = "auto", *, tell: Callable[[str], None] = warnings.warn
+        self,
+        workers: int | None = None,
+        device: str = "auto",
+        *,
+        report: Callable[[str], None] = warnings.warn,
     ) -> None:
         if device not in ("auto", "cpu", "cuda"):
             raise UserError(f"--engine ray takes no device {device!r}; use auto, cpu or cuda.")
-        self._workers, self._device, self._tell = workers, device, tell
+        self._workers, self._device, self._report = workers, device, report
         check_ray()
 
     def __call__(self, job: Job, pending: list[PendingUnit]) -> Generator[int, None, None]:
@@ -55,14 +59,14 @@ class RayEngine:
                     if row["problem"]:
                         raise UserError(row["problem"])
                     if row["tries"] > 1:
-                        self._tell(
+                        self._report(
                             "A worker has died; Ray has started another, which scored its chunk again."
                         )
                     yield row["rows"]
             except (RayError, ray.data.exceptions.SystemException) as error:
                 raise UserError(
                     f"Ray gave up ({type(error).__name__}: {_first_line(error)}); all files that were written"
-                    " are complete, and the same command goes on."
+                    " are complete, and the same command resumes the run."
                 ) from None
 
     def _outcomes(self, job: Job, pending: list[PendingUnit]) -> Any:
@@ -233,7 +237,7 @@ def _ray_connection(workers: int | None) -> Iterator[None]:
             " set RAY_AUTH_MODE=token where it asks for a token."
         ) from None
     try:
-        # Ray reports dead workers at length, in colours and on stdout; `tell` reports them instead.
+        # Ray reports dead workers at length, in colours and on stdout; `report` does it instead.
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
             yield
     finally:

@@ -122,7 +122,7 @@ def _run(written: Rows, job: Job, total: int, already: int, console: "Console", 
     earlier = f"; {already:,} were there already" if already else ""
     say(console, f"{now:,} rows in {seconds:.1f} s ({now / seconds:,.1f} rows/s){earlier}.")
     if stopped_early:
-        say(console, f"Stopped with {total - done:,} rows to go; the same command goes on.")
+        say(console, f"Stopped with {total - done:,} rows to go; the same command resumes the run.")
         return False
     if done < total:
         raise UserError(f"{total - done:,} rows were not written; run the same command again.")

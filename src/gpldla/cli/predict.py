@@ -108,7 +108,8 @@ def predict(
             column=column,
             chunk_size=chunk_size,
             workers=workers,
-            places=(data_root, cache),
+            data_root=data_root,
+            cache=cache,
             device=device,
             with_ray=engine == "ray",
         )
@@ -151,7 +152,7 @@ def _answer(
     features = model.embed(items, cache=feature_cache(model, cache), reporter=Reporter(messages))
     knows_novelty = isinstance(classifier.posterior, TaskPosterior)
     novelty = classifier.novelty_of(features, prevalence) if knows_novelty else None
-    json_class_names(classifier.classes)  # refuse names that could not be told apart in the answers
+    json_class_names(classifier.classes)  # refuse names that could not be distinguished in the answers
     return answer(classifier.probabilities(features), novelty, items, classifier.classes.tolist(), max_error)
 
 
@@ -176,14 +177,15 @@ def _predict_in_bulk(
     column: str | None,
     chunk_size: int | None,
     workers: int | None,
-    places: tuple[Path | None, Path | None],
+    data_root: Path | None,
+    cache: Path | None,
     device: str,
     with_ray: bool,
 ) -> None:
-    """Write Parquet files. thresholds: max_error and prevalence; places: data root and cache."""
+    """Write the answers to Parquet files. thresholds: max_error and prevalence."""
     from importlib.util import find_spec
 
-    access = data_access(*places, skip_bad=skip_bad)
+    access = data_access(data_root, cache, skip_bad=skip_bad)
     if find_spec("pyarrow") is None:
         raise UserError("--output needs PyArrow: pip install 'gpldla[scale]'.")
     from gpldla.bulk.job import Settings
@@ -197,7 +199,7 @@ def _predict_in_bulk(
         Settings(*thresholds, skip_bad),
         access=access,
         console=messages,
-        engine=RayEngine(workers, device, tell=access.report.say) if with_ray else None,
+        engine=RayEngine(workers, device, report=access.report.say) if with_ray else None,
         column=column,
         chunk_size=chunk_size,
         device="cpu" if with_ray else device,  # the GPUs are left to Ray's workers

@@ -150,15 +150,15 @@ def inventory_tables(stock: dict[str, Any]) -> tuple[Table, Table]:
     sets.add_column("state")
     for name, facts in stock["sets"].items():
         if not facts["found"]:
-            there = facts["place"] is not None
-            place = _place(facts["place"], root) if there else ""
-            sets.add_row(name, escape(place), "", "", "no images" if there else "missing")
+            exists = facts["place"] is not None
+            path = _shown_path(facts["place"], root) if exists else ""
+            sets.add_row(name, escape(path), "", "", "no images" if exists else "missing")
             continue
-        place = "embedded" if facts["embedded"] else _place(facts["place"], root)
+        path = "embedded" if facts["embedded"] else _shown_path(facts["place"], root)
         state = ("complete" if facts["complete"] else "not complete") + (
             ", packed" if facts["packed"] else ""
         )
-        sets.add_row(name, escape(place), f"{facts['classes']:,}", f"{facts['images']:,}", state)
+        sets.add_row(name, escape(path), f"{facts['classes']:,}", f"{facts['images']:,}", state)
     protocols = Table("protocol", title="Protocols: classes of each part", title_justify="left")
     for part in PARTS:
         protocols.add_column(part, justify="right")
@@ -170,11 +170,11 @@ def inventory_tables(stock: dict[str, Any]) -> tuple[Table, Table]:
     return sets, protocols
 
 
-def _place(place: str | None, root: str) -> str:
-    if place is None:
+def _shown_path(found: str | None, root: str) -> str:
+    if found is None:
         return "packed copy only"
-    path = Path(place)
-    return str(path.relative_to(root)) if path.is_relative_to(root) else place
+    path = Path(found)
+    return str(path.relative_to(root)) if path.is_relative_to(root) else found
 
 
 def _class_count(facts: dict[str, Any]) -> str:
