@@ -1,9 +1,9 @@
-"""What power, mirror images and zoom do to trained models on novel classes, one after the other.
+"""The effect of power, mirror images and zoom on trained models, added one after another, on novel classes.
 
     python -m benchmarks.evaluation_steps RUN_FOLDER ... [--json results/evaluation_steps.json]
 
-The first row is the paper's evaluation of the same weights, the last one the model as it is. Nothing was
-chosen by these numbers: the settings were, on validation classes (docs/experiments.md).
+The first row is the paper's evaluation of the same weights, the last row the model's own. The settings were
+chosen on validation classes, not by these results (docs/experiments.md).
 """
 
 import argparse
@@ -24,7 +24,7 @@ NUMBERS = ("accuracy", "interval", "nll_val_temperature", "ece_val_temperature",
 
 
 def steps(model: FewShotModel) -> Iterator[str]:
-    """Set a model to the paper's evaluation, then back to its own step by step; yield what was added."""
+    """Set a model to the paper's evaluation, then back to its own; yield the name of each step."""
     own, power = model.preprocessing, model.head_options.get("power", 1.0)
     model.backbone.preprocessing = replace(own, zoom=ZOOM, mirrored=False)
     model.set_head_options({"power": 1.0})
@@ -38,7 +38,7 @@ def steps(model: FewShotModel) -> Iterator[str]:
 
 
 def measure(folder: Path, episodes: int) -> dict[str, dict[str, Any]]:
-    """Return the numbers of a trained model for each step."""
+    """Return the results of a trained model for each step."""
     model, protocol, task = trained(folder)
     return {
         step: ProtocolEvaluator(model, protocol).evaluate(task, episodes=episodes).numbers
@@ -47,7 +47,7 @@ def measure(folder: Path, episodes: int) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, print and keep."""
+    """Measure, print and save the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("--episodes", type=int, default=600)

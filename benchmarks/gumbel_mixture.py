@@ -1,13 +1,13 @@
-"""Fit the mixture of normals that stands for the Gumbel distribution in `gpldla.heads.gp.predictive`.
+"""Fit the mixture of normals that approximates the Gumbel distribution in `gpldla.heads.gp.predictive`.
 
     python -m benchmarks.gumbel_mixture
     python -m benchmarks.gumbel_mixture --normals 6 --tail 1e-5    # for many classes
 
-Prints the constants `_GUMBEL_MIXTURE` or `_GUMBEL_MIXTURE_OF_MANY`, and beside them the errors of those now
-in the package. The fit is minimax: it makes the largest |S(z) − P(G > z)| / (P(G > z) + tail) small, S the
-survival function of the mixture. The quotient asks for a relative error in the bulk, because the integral
-multiplies the distribution functions of all classes, and for an absolute one in the far tail, which no
-mixture of normals can follow.
+Prints the constants `_GUMBEL_MIXTURE` or `_GUMBEL_MIXTURE_OF_MANY`, and beside them the errors of the
+package's constants. The fit is minimax: it minimises the largest |S(z) − P(G > z)| / (P(G > z) + tail),
+where S is the survival function of the mixture. The quotient is a relative error in the bulk, because the
+integral multiplies the distribution functions of all classes, and an absolute error in the far tail, which
+no mixture of normals can follow.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def mixture_survival(z: np.ndarray, mixture: np.ndarray) -> np.ndarray:
 
 
 def grid(tail: float) -> np.ndarray:
-    """Return where the fit looks [T]: from P(G > z) = 1 − 2e-9 down to a two-hundredth of `tail`."""
+    """Return the grid of the fit [T]: from P(G > z) = 1 − 2e-9 down to a two-hundredth of `tail`."""
     end = 5.4 - np.log(tail)
     return np.linspace(-3, end, round((end + 3) * POINTS_PER_UNIT) + 1)
 
@@ -45,7 +45,7 @@ def scaled_error(z: np.ndarray, mixture: np.ndarray, tail: float) -> np.ndarray:
 
 
 def largest_error(z: np.ndarray, mixture: np.ndarray, tail: float) -> float:
-    """Largest absolute scaled error on the grid `z`, what the fit makes small."""
+    """Largest absolute scaled error on the grid `z`, which the fit minimises."""
     return float(np.abs(scaled_error(z, mixture, tail)).max())
 
 
@@ -58,7 +58,7 @@ def unpack(parameters: np.ndarray) -> np.ndarray:
 def fit_minimax(start: np.ndarray, tail: float, highest_power: int) -> tuple[np.ndarray, float]:
     """Minimise the largest scaled error from `start` [3K] on; return the mixture and its error.
 
-    Least squares again and again, each time with more weight where the error is large: the p-norm of the
+    Least squares is repeated with larger weights where the error is large: it minimises the p-norm of the
     error for p = 2, 4, 8, ..., which tends to the largest error. Lawson's rule, which keeps the weights of
     one fit for the next, oscillates on this problem.
     """
@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def report(name: str, mixture: np.ndarray, tail: float) -> None:
-    """Print the errors of `mixture` on a grid finer and wider than that of the fit."""
+    """Print the errors of `mixture` on a finer and wider grid than that of the fit."""
     z = np.linspace(-12, 30, 42001)
     survival = gumbel_survival(z)
     error = np.abs(mixture_survival(z, mixture) - survival)

@@ -1,11 +1,11 @@
-"""Images a second: packed store with batched transforms, beside Pillow image by image in a DataLoader.
+"""Images per second: packed store with batched transforms, beside Pillow image by image in a DataLoader.
 
     python -m benchmarks.loading [--seconds 5] [--rounds 3] [--json results/loading.json]
 
 Both sides give the same images on the CPU, with two workers: processes for the DataLoader, which decodes its
 files each time, as is usual, and threads for the store, whose images were decoded and reduced once. They take
-turns, so that both see the same machine. Photographs are those of CUB where the data root has it, else
-generated ones; characters are Omniglot's. With kornia there, its transforms are timed on the same pixels too.
+turns, so that other load affects both. Photographs are those of CUB if the data root has it, else generated;
+characters are Omniglot's. If kornia is installed, its transforms are timed on the same pixels, too.
 """
 
 import argparse
@@ -42,12 +42,12 @@ from gpldla.utils.process import prepare_process
 from gpldla.utils.provenance import provenance
 
 WORKERS = 2
-BATCH = 85  # a 5-way 1-shot episode with 16 queries a class
+BATCH = 85  # a 5-way 1-shot episode with 16 queries per class
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of images and what happens to them."""
+    """One kind of images and their transforms."""
 
     label: str
     set_name: str
@@ -64,7 +64,7 @@ class PillowImages(Dataset[Tensor]):
         self._std = torch.tensor(preprocessing.std).view(-1, 1, 1)
 
     def __len__(self) -> int:
-        """Return a number that no run reaches."""
+        """Return a length that no run reaches."""
         return 10_000_000
 
     def __getitem__(self, number: int) -> Tensor:
@@ -104,7 +104,7 @@ class PillowImages(Dataset[Tensor]):
 
 
 def pillow_rate(files: list[Path], case: Case, seconds: float) -> float:
-    """Return images a second through a DataLoader with two workers, once it has filled its queue."""
+    """Return images per second through a DataLoader with two workers, after it has filled its queue."""
     dataset = PillowImages(files, backbone_preprocessing(case.backbone), case.augment)
     batches = iter(DataLoader(dataset, batch_size=BATCH, num_workers=WORKERS))
     for _ in range(4 * WORKERS):
@@ -116,7 +116,7 @@ def pillow_rate(files: list[Path], case: Case, seconds: float) -> float:
 
 
 def packed_rate(part: Part, case: Case, seconds: float) -> float:
-    """Return images a second from the store through the batched transforms, in two threads."""
+    """Return images per second from the store through the batched transforms, in two threads."""
     images, preprocessing = PartImages(part, "cpu"), backbone_preprocessing(case.backbone)
     transform = TRAINING_TRANSFORMS[case.augment]
 
@@ -131,7 +131,7 @@ def packed_rate(part: Part, case: Case, seconds: float) -> float:
 
 
 def _rate_in_threads(batch: Callable[[], object], seconds: float) -> float:
-    """Return images a second of a function that makes one batch, called over and over in two threads."""
+    """Return images per second of a function that makes one batch, called repeatedly in two threads."""
     done = [0] * WORKERS
     stop = threading.Event()
 
@@ -148,12 +148,12 @@ def _rate_in_threads(batch: Callable[[], object], seconds: float) -> float:
         rate = (sum(done) - before) / (time.perf_counter() - started)
         stop.set()
         for worker in workers:
-            worker.result()  # raises what the worker raised
+            worker.result()  # raises the worker's error
     return rate
 
 
 def kornia_rates(part: Part, seconds: float) -> dict[str, Any] | None:
-    """Return images a second of kornia's and our photograph transforms on the same pixels in memory."""
+    """Return images per second of kornia's and our photograph transforms on the same pixels in memory."""
     try:
         from kornia import __version__, augmentation  # type: ignore[import-not-found]
     except ImportError:
@@ -180,7 +180,7 @@ def kornia_rates(part: Part, seconds: float) -> dict[str, Any] | None:
 
 
 def unpacked_files(set_name: str, access: Access, folder: Path, limit: int) -> list[Path]:
-    """Write some image files of a data set to `folder`, unpacked, as a DataLoader wants them."""
+    """Write some image files of a data set to `folder`, unpacked, for a DataLoader."""
     source = _place(set_name, access.data_paths)
     assert source is not None
     files = list(read_tree(source).images.values())
@@ -213,7 +213,7 @@ def generate_photographs(folder: Path, classes: int = 10, images: int = 40) -> N
 def measure(seconds: float, rounds: int, limit: int) -> dict[str, Any]:
     """Time all cases, both sides in turn."""
     prepare_process()  # as the command line does
-    torch.set_num_threads(1)  # a worker is one thread
+    torch.set_num_threads(1)  # one thread per worker
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -258,7 +258,7 @@ def measure(seconds: float, rounds: int, limit: int) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """Return the lines that stand in the documentation: ratios only, for rates depend on the machine."""
+    """Return the table of the documentation: ratios only, as rates depend on the machine."""
     lines = ["| images | stored at | times as many images as Pillow |", "|---|--:|--:|"]
     for row in results["rows"]:
         lines.append(f"| {row['case']} ({row['data']}) | {row['stored_side']} px | {row['ratio']} |")
@@ -270,13 +270,15 @@ def table(results: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print the table, and keep the numbers."""
+    """Measure, print the table, and save the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--files", type=int, default=5000, help="unpacked for the DataLoader, at most")
+    parser.add_argument(
+        "--files", type=int, default=5000, help="the most files that are unpacked for the DataLoader"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results = {

@@ -1,9 +1,10 @@
-"""Does accuracy pay for speed? The same trainings plain in float32, and fast in bfloat16, on CUB with Conv-4.
+"""The effect of fast training on accuracy: plain in float32 and fast in bfloat16, on CUB with Conv-4.
 
     python -m benchmarks.precision [--episodes 10000] [--seeds 0 1 2] [--json results/precision.json]
 
-Every training is a process of its own, all at once; needs a GPU and the images of CUB. The trained weights
-are evaluated in float32 and with a network in bfloat16, and the head's probabilities compared with float64.
+All trainings run at the same time, each in its own process; needs a GPU and the images of CUB. The trained
+weights are evaluated in float32 and with the network in bfloat16, and the head's probabilities are compared
+with float64.
 """
 
 import argparse
@@ -68,7 +69,7 @@ def train_and_evaluate(way: str, seed: int, episodes: int, folder: Path) -> dict
 
 
 def _in_bfloat16(model: FewShotModel, protocol: Any) -> float:
-    """Return the accuracy when the network, though not the head, computes in bfloat16."""
+    """Return the accuracy when the network, but not the head, computes in bfloat16."""
     network = model.backbone.forward
 
     def reduced(images: torch.Tensor) -> torch.Tensor:
@@ -99,7 +100,7 @@ def _head_error(model: FewShotModel, protocol: Any) -> float:
 
 
 def measure(seeds: list[int], episodes: int) -> dict[str, Any]:
-    """Run all trainings at once and compare the two ways."""
+    """Run all trainings at the same time and compare the two ways."""
     with tempfile.TemporaryDirectory() as name:
         files = {(way, seed): Path(name) / f"{way}-{seed}" for way in WAYS for seed in seeds}
         processes = [
@@ -129,7 +130,7 @@ def measure(seeds: list[int], episodes: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print and keep the numbers."""
+    """Measure, print and save the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -2,9 +2,10 @@
 
     python -m benchmarks.predictive [--json FILE] [--quick]
 
-Every method of `gpldla.heads.gp.predictive` meets the same queries; the truth is 100,000 Monte Carlo samples.
-Prints one row a method and saves all numbers as JSON, results/predictive.json unless told otherwise. With
---quick there are fewer cases and samples, and nothing is saved unless --json asks for it.
+Every method of `gpldla.heads.gp.predictive` is measured on the same queries; the truth is computed from
+100,000 Monte Carlo samples. Prints one row per method and saves all results as JSON, by default
+results/predictive.json. With --quick there are fewer cases and samples, and nothing is saved without
+--json.
 """
 
 import argparse
@@ -26,8 +27,8 @@ from gpldla.heads.gp import predictive
 from gpldla.heads.gp.linear_gp import LinearGPPosterior
 from gpldla.utils.provenance import provenance
 
-TOLERANCE = 0.02  # the largest error in a probability that is still taken for exact
-SEEDS = (0, 1, 2)  # one episode each, in every case and for every overlap
+TOLERANCE = 0.02  # the largest error in a probability that counts as exact
+SEEDS = (0, 1, 2)  # one episode per seed, case and overlap
 DIMENSIONS = (64, 1600)
 BETAS = (0.3, 1.0, 8.0)
 STRESS = "stress"
@@ -39,25 +40,25 @@ Row = dict[str, float | str]
 
 @dataclass(frozen=True)
 class Overlap:
-    """How alike the classes are.
+    """How much the classes overlap.
 
     noise:  standard deviation within a class over that between the class centres
-    offset: what all features have in common; normalised features all point the same way if it is large
+    offset: a constant added to all features; if it is large, normalised features have similar directions
     """
 
     noise: float
     offset: float = 0.0
 
 
-# From classes that never meet to classes that no one could tell apart.
+# From separated classes to classes that cannot be distinguished.
 OVERLAPS = (Overlap(0.5), Overlap(1.5), Overlap(3.0), Overlap(5.0))
-# Without an offset LDA rules out the one-shot classes, whose means are longer, and with them the wide logits.
+# With an offset, as LDA else rules out the one-shot classes, whose means are longer and logits wide.
 HEAVY_OVERLAPS = (Overlap(0.5, offset=5.0), Overlap(1.5, offset=5.5), Overlap(3.0, offset=9.5))
 
 
 @dataclass(frozen=True)
 class Case:
-    """The logits of some queries: mean and var [q, C], labels [q]; `column` is where the table shows it."""
+    """The logits of some queries: mean and var [q, C], labels [q]; `column` is its column in the table."""
 
     name: str
     column: str
@@ -67,16 +68,16 @@ class Case:
 
 
 def main() -> None:
-    """Measure, print the table and the verdict, save the numbers."""
+    """Measure, print the table and the conclusions, save the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="where to save all numbers")
+    parser.add_argument("--json", type=Path, help="file for all results")
     parser.add_argument("--quick", action="store_true", help="fewer cases and samples, about 10 seconds")
     arguments = parser.parse_args()
     json_file = arguments.json
     if json_file is None and not arguments.quick:
         json_file = Path(__file__).parents[1] / "results" / "predictive.json"
     truth_samples = 40_000 if arguments.quick else 100_000
-    torch.set_num_threads(1)  # threads that wait for each other on a busy machine would spoil the times
+    torch.set_num_threads(1)  # threads that wait for each other on a busy machine would distort the times
 
     cases = quick_cases() if arguments.quick else all_cases()
     case_rows: list[Row] = []
@@ -139,7 +140,7 @@ def head_case(
     n_queries: int,
     column: str | None = None,
 ) -> Case:
-    """Adapt the head to an episode for every overlap and seed, `n_queries` in all; `shots`: one a class."""
+    """Adapt the head to an episode per overlap and seed, with `n_queries` in all; `shots`: one per class."""
     head = create_head("gpldla", beta=beta).eval()
     each = n_queries // (len(overlaps) * len(SEEDS))
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -171,7 +172,7 @@ def draw_episode(
 
 
 def stress_case(n_queries: int) -> Case:
-    """Logits that no few-shot episode gave: standard deviations from 0.1 to 10 side by side in a query."""
+    """Artificial logits, with standard deviations from 0.1 to 10 within a query."""
     generator = torch.Generator().manual_seed(SEEDS[0])
     mean = 3 * torch.randn(n_queries, 5, generator=generator)
     var = 10 ** (4 * torch.rand(n_queries, 5, generator=generator) - 2)
@@ -189,7 +190,7 @@ def column_name(d: int, beta: float) -> str:
 
 
 def methods() -> dict[str, Predictive]:
-    """Return the methods compared, by name; the random ones are seeded anew by each call."""
+    """Return the compared methods by name; random ones are seeded again in each call."""
 
     def monte_carlo(n_samples: int) -> Predictive:
         generator = torch.Generator().manual_seed(1234)
@@ -213,8 +214,8 @@ def methods() -> dict[str, Predictive]:
 def true_halves(case: Case, n_samples: int) -> Tensor:
     """Two independent Monte Carlo estimates of p, float64 [2, q, C], with half of `n_samples` each.
 
-    Their mean is the truth, and half their difference has the distribution of the truth's own error.
-    Classes lead and samples come last because that is the fast layout for a softmax over few classes.
+    Their mean is the truth, and half their difference has the distribution of the truth's error. Samples are
+    the last axis, the fastest layout for a softmax over few classes.
     """
     generator = torch.Generator().manual_seed(4321)
     mean, deviation = case.mean.T.unsqueeze(-1), case.var.T.sqrt().unsqueeze(-1)  # [C, q, 1]
@@ -231,7 +232,7 @@ def true_halves(case: Case, n_samples: int) -> Tensor:
 
 
 def describe(case: Case, halves: Tensor) -> Row:
-    """What the queries of a case are like, and how exact its truth is."""
+    """Return the properties of a case's queries, and the error of its truth."""
     truth = halves.mean(0)
     ratio = case.var.amax(-1) / case.var.amin(-1)
     sure = truth.amax(-1).quantile(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64))
@@ -256,12 +257,12 @@ def describe(case: Case, halves: Tensor) -> Row:
 
 
 def measure(case: Case, halves: Tensor, repeats: int) -> list[Row]:
-    """Return one row a method: errors against the truth, and time."""
+    """Return one row per method: its errors and its time."""
     truth = halves.mean(0)
     rows: list[Row] = []
     chosen = methods()
     seconds: dict[str, list[float]] = {name: [] for name in chosen}
-    for name, method in chosen.items():  # this call also fills the caches before any is timed
+    for name, method in chosen.items():  # also fills the caches before the timing
         log_p = method(case.mean, case.var).double()
         rows.append(
             {
@@ -273,7 +274,7 @@ def measure(case: Case, halves: Tensor, repeats: int) -> list[Row]:
                 "accuracy_difference": accuracy(log_p, case.labels) - accuracy(truth, case.labels),
             }
         )
-    for _ in range(repeats):  # in turn, so that a busy machine is busy for all of them
+    for _ in range(repeats):  # in turn, so that other load on the machine affects all methods
         for name, method in chosen.items():
             seconds[name].append(settled_seconds(method, case))
     for row in rows:
@@ -286,7 +287,7 @@ def measure(case: Case, halves: Tensor, repeats: int) -> list[Row]:
 def settled_seconds(method: Predictive, case: Case) -> float:
     """Time one call, after 20 ms of calls that are not counted.
 
-    The first few calls are slow after another method has left its memory behind.
+    The first calls after those of another method are slow, as the caches hold its memory.
     """
     begin = start = time.perf_counter()
     while start - begin < 0.02:
@@ -306,11 +307,11 @@ def accuracy(scores: Tensor, labels: Tensor) -> float:
     return 100 * (scores.argmax(-1) == labels).double().mean().item()
 
 
-# --- What comes of it ------------------------------------------------------------------------------------
+# --- The conclusions ------------------------------------------------------------------------------------
 
 
 def summarise(rows: Sequence[Row], case_rows: Sequence[Row]) -> list[Row]:
-    """Return the worst of each number over the cases, one entry a method in the order of `methods`."""
+    """Return the worst of each result over the cases, one entry per method in the order of `methods`."""
     summary = []
     for method in methods():
         own = [row for row in rows if row["method"] == method]
@@ -331,12 +332,12 @@ def summarise(rows: Sequence[Row], case_rows: Sequence[Row]) -> list[Row]:
 
 
 def columns(case_rows: Sequence[Row]) -> list[str]:
-    """Return the kinds of cases, in the order in which they came."""
+    """Return the kinds of cases, in order of appearance."""
     return list(dict.fromkeys(str(row["column"]) for row in case_rows))
 
 
 def give_verdict(summary: Sequence[Row]) -> dict[str, list[str] | str]:
-    """Say which methods are within TOLERANCE everywhere, and which of them takes the least time."""
+    """Return which methods are within TOLERANCE in all cases, and which of them takes the least time."""
 
     def cheapest(entries: Sequence[Row]) -> str:
         return (
@@ -364,7 +365,7 @@ def give_verdict(summary: Sequence[Row]) -> dict[str, list[str] | str]:
 
 
 def print_table(summary: Sequence[Row], case_rows: Sequence[Row], truth_samples: int) -> None:
-    """Print one row a method, and one for the truth's own error."""
+    """Print one row per method, and one for the truth's error."""
     kinds = columns(case_rows)
     table = Table(title="Largest error in probability", title_justify="left", padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True)
@@ -394,8 +395,8 @@ def print_table(summary: Sequence[Row], case_rows: Sequence[Row], truth_samples:
     ratio = worst_of_truth("largest_variance_ratio", [UNEQUAL])
     print(
         f"Truth: {truth_samples:,} samples, standard error at most {0.5 / math.sqrt(truth_samples):.4f} "
-        f"a probability.\nUnequal shots: logit variances differ up to {ratio:.0f}-fold within a query.\n"
-        "ΔNLL, Δacc (in points) and time leave the stress case out; time is the median over the cases."
+        f"per probability.\nUnequal shots: logit variances differ up to {ratio:.0f}-fold within a query.\n"
+        "ΔNLL, Δacc (in points) and time are without the stress case; time is the median over the cases."
     )
 
 

@@ -1,8 +1,8 @@
-"""How large should photographs be stored? Short trainings on CUB, judged on its validation classes.
+"""The effect of the stored image size: short trainings on CUB, measured on its validation classes.
 
     python -m benchmarks.stored_side [--sides 96 120 160] [--seeds 0 1] [--json results/stored_side.json]
 
-All trainings run at once on one GPU. Test classes are not looked at.
+All trainings run at the same time on one GPU. Test classes are not used.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SETTINGS = {
     "smallest_crop": 0.08,
     "episodes": 5_000,
     "ema": 0.998,
-    "validation.episodes": 1_000,
+    "validation_episodes": 1_000,
 }
 
 
@@ -41,8 +41,8 @@ def _pack(side: int) -> None:
 
 
 def measure(sides: list[int], seeds: list[int], episodes: int) -> list[dict[str, Any]]:
-    """Pack once a side, then train all at once, each in a process of its own."""
-    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    """Pack once per side, then run all trainings at the same time, each in its own process."""
+    context = multiprocessing.get_context("spawn")  # CUDA cannot be used after a fork
     with context.Pool(len(sides) * len(seeds)) as pool:
         pool.map(_pack, sides, chunksize=1)
         runs = [(side, seed, episodes) for side in sides for seed in seeds]
@@ -54,8 +54,8 @@ def measure(sides: list[int], seeds: list[int], episodes: int) -> list[dict[str,
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """Return the lines that stand in the documentation."""
-    lines = ["| stored at | accuracy on validation classes, % (one seed each) | mean |", "|--:|--:|--:|"]
+    """Return the table of the documentation."""
+    lines = ["| stored at | accuracy on validation classes, % (per seed) | mean |", "|--:|--:|--:|"]
     for row in results["rows"]:
         accuracies = row["validation_accuracy"]
         each = " / ".join(f"{accuracy:.2f}" for accuracy in accuracies)
@@ -64,7 +64,7 @@ def table(results: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print a table, and keep the numbers."""
+    """Measure, print a table, and save the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpldla import FewShotModel, export
+from gpldla import FewShotModel
 from gpldla.classifier.calibration import apply_temperature
 from gpldla.data.pictures import picture_tensor
-from gpldla.export import export_adaptable, export_classifier, export_feature_classifier
+from gpldla.export import export_adaptable, export_classifier, export_feature_classifier, onnx_graph
 from gpldla.heads import Posterior, create_head
 from gpldla.heads.gp.linear_gp import LinearGPPosterior
 from gpldla.utils.errors import UserError
@@ -337,7 +337,9 @@ class TestRefusals:
             lambda: export_feature_classifier(posterior, "abcdef", tmp_path / "x.onnx", feature_dim=12),
             lambda: export_adaptable(create_head("gpldla", predictive="mc"), 8, tmp_path / "x.onnx"),
         ):
-            with pytest.raises(UserError, match=r"answers at random; .*'quadrature'") as error:
+            with pytest.raises(
+                UserError, match=r"gives other probabilities at each call; .*'quadrature'"
+            ) as error:
                 refused()
             assert is_one_sentence(error)
 
@@ -374,7 +376,7 @@ class TestRefusals:
                 refused()
 
     def test_features_of_another_length(self, tmp_path, posterior):
-        with pytest.raises(UserError, match="does not answer for features such as these") as error:
+        with pytest.raises(UserError, match="cannot predict from features like these") as error:
             export_feature_classifier(posterior, "abc", tmp_path / "x.onnx", feature_dim=9)
         assert is_one_sentence(error)
 
@@ -391,7 +393,7 @@ class TestRefusals:
     @pytest.mark.parametrize("half", [False, True])
     def test_a_graph_that_answers_otherwise_is_not_written(self, tmp_path, monkeypatch, posterior, half):
         (tmp_path / "x.onnx").write_bytes(b"old")
-        monkeypatch.setattr(export, "HALF_TOLERANCE" if half else "TOLERANCE", -1)
+        monkeypatch.setattr(onnx_graph, "HALF_TOLERANCE" if half else "TOLERANCE", -1)
         with pytest.raises(UserError, match=r"LinearPosterior is off by .* in probability") as error:
             export_feature_classifier(posterior, "abc", tmp_path / "x.onnx", feature_dim=8, half=half)
         assert ("without half" in str(error.value)) == half
@@ -550,7 +552,7 @@ class TestPictureClassifier:
     def test_what_does_not_answer_for_features_is_refused(self, tmp_path, backbone, head):
         model = FewShotModel(backbone, head)
         classifier = model.adapt(noise_pictures(model.preprocessing, 4, seed=0), list("abab"))
-        with pytest.raises(UserError, match="does not answer for features such as these") as error:
+        with pytest.raises(UserError, match="cannot predict from features like these") as error:
             export_model(classifier, model, tmp_path / "x.onnx")
         assert is_one_sentence(error)
         assert list(tmp_path.iterdir()) == []

@@ -186,7 +186,7 @@ class TestHeads:
 @pytest.mark.parametrize("shots", [1, 5])
 def test_gpytorch_answers_as_our_gpdkt(monkeypatch, shots):
     pytest.importorskip("gpytorch")
-    from gpldla.bench.gpytorch_gps import answer
+    from gpldla.bench.gpytorch_gps import predict_log_prob
 
     monkeypatch.setattr(heads, "FEATURES", 32)
     episodes = heads.random_episodes(3, shots, CPU)
@@ -194,7 +194,7 @@ def test_gpytorch_answers_as_our_gpdkt(monkeypatch, shots):
     with torch.no_grad():
         head.log_scale.fill_(2 * math.log(math.log(2)))  # GPyTorch starts with two scales of softplus(0)
         ours = head.adapt(episodes.support, episodes.labels, 5).log_prob(episodes.query)
-        theirs = answer(episodes.support, episodes.labels, 5, episodes.query)
+        theirs = predict_log_prob(episodes.support, episodes.labels, 5, episodes.query)
     torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=0)
     assert ours.std() > 0.01, "there is something to agree on"
 
@@ -203,7 +203,7 @@ def test_gpytorch_answers_as_our_gpdkt(monkeypatch, shots):
 def full_size():
     """The episode that `gpldla bench` times, and the answers of all."""
     drawn = episode.draw_episode(5, 25, 75, 1600)
-    return drawn, {name: call() for name, call in episode.contestants(drawn, CPU).items()}
+    return drawn, {name: call() for name, call in episode.timed_methods(drawn, CPU).items()}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from PIL import Image
 from rich.console import Console
 
 from gpldla.bench import scaling
-from gpldla.bench.scaling import SWEEPS, Allocations, Sweep, Task, growth_exponent, watch
+from gpldla.bench.scaling import SWEEPS, Allocations, Sweep, Task, growth_exponent, record_memory
 from gpldla.utils import timing
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def small(monkeypatch):
 
 def memory_of(task, covariance="diag"):
     head = scaling.HEADS[covariance]().eval()
-    return watch(scaling.answer(head, task, CPU), task, CPU)
+    return record_memory(scaling.prediction(head, task, CPU), task, CPU)
 
 
 class TestAllocations:
@@ -100,7 +100,7 @@ class TestDefaultPath:
             waste(drawn.support, drawn.query)
             return head.adapt(drawn.support, drawn.labels, 3).log_prob(drawn.query)
 
-        facts = watch(call, task, CPU)
+        facts = record_memory(call, task, CPU)
         assert facts["rows_of_features"] > facts["rows_needed"]
 
     @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ class TestSweeps:
         growing = {name for name in tasks[0] if len({task[name] for task in tasks}) > 1}
         expected = {
             "classes": {"ways"},
-            "examples a class": {"examples"},
+            "examples per class": {"examples"},
             "features d": {"features"},
             "queries": {"queries"},
             "classes, 5 examples each": {"ways", "examples"},
@@ -141,7 +141,7 @@ class TestSweeps:
         ("quantity", "first", "last"),
         [
             ("classes", 2, 1000),
-            ("examples a class", 1, 100),
+            ("examples per class", 1, 100),
             ("features d", 64, 4096),
             ("queries", 10, 10_000),
         ],
@@ -183,7 +183,7 @@ class TestCommand:
         for sweep in results["sweeps"]:
             assert all(row["ms"] > 0 and row["bytes"] > 0 for row in sweep["rows"])
             assert sweep["quantity"] in out
-        assert "Never more rows of features" in out
+        assert "No tensor has more rows of features" in out
         with Image.open(folder / "scaling.png") as picture:
             assert picture.format == "PNG"
             assert picture.width > picture.height > 300
@@ -226,5 +226,5 @@ def test_the_table_has_ranges_exponents_and_the_largest_tensor():
 
 
 def test_what_is_too_large_is_named():
-    assert "nothing of size" in scaling.size_line(made_up())
+    assert "none is of size" in scaling.size_line(made_up())
     assert "queries = 1,000 (6 rows of features)" in scaling.size_line(made_up(rows_of_features=6))

@@ -1,4 +1,4 @@
-"""benchmarks/own_data.py runs on small features and keeps its file; docs/own-data.md has its tables."""
+"""benchmarks/own_data runs on small features and keeps its file; docs/own-data.md has its tables."""
 
 import json
 import subprocess
@@ -7,9 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.own_data.beyond import rejection_area
+from benchmarks.own_data.common import LOGISTIC, META, OURS
+from benchmarks.own_data.data import Data, draw_tasks, photographs
+from benchmarks.own_data.known_classes import measure_cell
+from benchmarks.own_data.methods import rivals
+from benchmarks.own_data.parts import SHOTS
+from benchmarks.own_data.tables import PLACE, render, tables
 from PIL import Image
 
-from benchmarks import own_data
 from gpldla.utils.progress import SILENT
 
 ROOT = Path(__file__).parents[2]
@@ -59,9 +65,9 @@ def test_it_says_where_the_numbers_come_from(small_run):
 
 def test_every_method_is_measured_or_left_out_with_a_reason(small_run):
     part = small_run[0]["parts"]["photographs"]
-    titles = {own_data.OURS, own_data.META, *(method.title for method in own_data.rivals())}
+    titles = {OURS, META, *(method.title for method in rivals())}
     for ways in (5, 10):
-        for shots in own_data.SHOTS:
+        for shots in SHOTS:
             cell = {"ways": ways, "shots": shots}
             rows = [row for row in part["rows"] if row.items() >= cell.items()]
             left_out = [fact for fact in part["left_out"] if fact.items() >= cell.items()]
@@ -72,7 +78,7 @@ def test_every_method_is_measured_or_left_out_with_a_reason(small_run):
 
 
 def test_our_own_differences_are_none(small_run):
-    rows = [row for row in small_run[0]["parts"]["photographs"]["rows"] if row["method"] == own_data.OURS]
+    rows = [row for row in small_run[0]["parts"]["photographs"]["rows"] if row["method"] == OURS]
     assert all(row["accuracy_difference"] == row["nll_difference"] == 0 for row in rows)
     assert all(row["time_ratio"] == 1 for row in rows)
     assert all(row["accuracy"] > 50 for row in rows)
@@ -83,9 +89,9 @@ def test_what_goes_beyond_a_class_is_measured(small_run):
     assert {row["score"] for row in beyond["unknown"]} == {"none_of_these", "1 − largest probability"}
     assert all("ece" in row for row in beyond["unknown"] if row["score"] == "none_of_these")
     assert {row["method"] for row in beyond["abstaining"]} == {
-        own_data.OURS,
-        own_data.META,
-        own_data.LOGISTIC,
+        OURS,
+        META,
+        LOGISTIC,
     }
     settings = [row["settings"] for row in beyond["covariance"]]
     assert {"map_steps": 5, "beta": 4.0} in settings
@@ -94,7 +100,7 @@ def test_what_goes_beyond_a_class_is_measured(small_run):
 
 def test_the_printed_tables_are_those_of_the_numbers(small_run):
     results, printed = small_run
-    for lines in own_data.tables(results).values():
+    for lines in tables(results).values():
         assert "\n".join(lines) in printed
 
 
@@ -102,21 +108,21 @@ def test_rendering_fills_the_places_that_there_are_numbers_for(small_run):
     results, _ = small_run
     page = "a\n<!-- own_data: unknown -->\nold\n<!-- end -->\nb\n"
     page += "<!-- own_data: text 5-way -->\nx\n<!-- end -->\n"
-    rendered = own_data.render(page, results)
-    table = "\n".join(own_data.tables(results)["unknown"])
+    rendered = render(page, results)
+    table = "\n".join(tables(results)["unknown"])
     assert f"a\n<!-- own_data: unknown -->\n{table}\n<!-- end -->\nb\n" in rendered
     assert rendered.endswith("<!-- own_data: text 5-way -->\nx\n<!-- end -->\n")
-    assert own_data.render(rendered, results) == rendered
+    assert render(rendered, results) == rendered
 
 
 def test_data_without_base_classes_has_no_meta_fitted_row():
-    rows, _ = own_data.measure_cell(own_data.Data(*features(6, 20)), 6, 2, tasks=2, scale=1, many=True)
-    assert own_data.META not in {row["method"] for row in rows}
+    rows, _ = measure_cell(Data(*features(6, 20)), 6, 2, tasks=2, scale=1, many=True)
+    assert META not in {row["method"] for row in rows}
 
 
 def test_the_first_tasks_do_not_depend_on_how_many_follow():
     labels = features(10, 30)[1]
-    few, many = (own_data.draw_tasks(labels, 3, 2, count, outside=3) for count in (2, 5))
+    few, many = (draw_tasks(labels, 3, 2, count, outside=3) for count in (2, 5))
     for a, b in zip(few, many):
         assert (a.support == b.support).all()
         assert (a.outside == b.outside).all()
@@ -126,8 +132,8 @@ def test_the_first_tasks_do_not_depend_on_how_many_follow():
 
 def test_rejecting_the_doubtful_raises_the_area():
     right = np.array([True, True, False])
-    assert own_data.rejection_area(right, np.array([0, 1, 2])) == pytest.approx(100 * (1 + 1 + 2 / 3) / 3)
-    assert own_data.rejection_area(right, np.array([2, 1, 0])) == pytest.approx(100 * (0 + 1 / 2 + 2 / 3) / 3)
+    assert rejection_area(right, np.array([0, 1, 2])) == pytest.approx(100 * (1 + 1 + 2 / 3) / 3)
+    assert rejection_area(right, np.array([2, 1, 0])) == pytest.approx(100 * (0 + 1 / 2 + 2 / 3) / 3)
 
 
 def test_photographs_are_embedded_where_there_is_no_file(tmp_path, monkeypatch):
@@ -138,7 +144,7 @@ def test_photographs_are_embedded_where_there_is_no_file(tmp_path, monkeypatch):
         Image.new("RGB", (40, 30), (60 * number, 0, 0)).save(folder / "one.jpg")
     monkeypatch.setenv("GPLDLA_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("GPLDLA_CACHE", str(tmp_path / "cache"))
-    data = own_data.photographs(tmp_path / "features.npz", SILENT)
+    data = photographs(tmp_path / "features.npz", SILENT)
     assert data.features.shape == (1, 1280)
     assert data.base[1].tolist() == [0, 2]
     with np.load(tmp_path / "features.npz") as stored:
@@ -148,12 +154,12 @@ def test_photographs_are_embedded_where_there_is_no_file(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="not measured yet")
 def test_the_page_has_the_tables_of_the_results():
-    assert own_data.render(PAGE, json.loads(RESULTS.read_text("utf-8"))) == PAGE
+    assert render(PAGE, json.loads(RESULTS.read_text("utf-8"))) == PAGE
 
 
 def test_the_page_has_a_place_for_every_table():
-    places = [match["name"] for match in own_data.PLACE.finditer(PAGE)]
-    tables = [f"photographs {ways}-way" for ways in (5, 50)] + [f"text {ways}-way" for ways in (5, 20)]
+    places = [match["name"] for match in PLACE.finditer(PAGE)]
+    names = [f"photographs {ways}-way" for ways in (5, 50)] + [f"text {ways}-way" for ways in (5, 20)]
     assert sorted(places) == sorted(
-        [*tables, "photographs left out", "text left out", "unknown", "abstaining", "covariance"]
+        [*names, "photographs left out", "text left out", "unknown", "abstaining", "covariance"]
     )

@@ -26,7 +26,7 @@ from gpldla.backbones.base import _BACKBONES
 from gpldla.bulk.sources import ParquetRows, PictureFiles, Unit
 from gpldla.classifier.few_shot import FewShotClassifier
 from gpldla.classifier.model import FewShotModel
-from gpldla.cli import own_data as cli_own_data
+from gpldla.cli import predict as predict_command
 from tests.classifier.test_answers import write_pictures
 from tests.classifier.test_file import Letters
 from tests.helpers import call
@@ -252,7 +252,7 @@ class TestParquet:
             None,
             f"{file}#1 holds no embedding",
             f"{file}#2 holds 783 numbers, not the classifier's 784",
-            f"{file}#3 holds numbers that are missing, infinite or not a number",
+            f"{file}#3 holds numbers that are missing, infinite or NaN",
             None,
         ]
         assert table["answer"].is_null().to_pylist() == [False, True, True, True, False]
@@ -272,7 +272,7 @@ class TestParquet:
 
 def test_ray_has_a_folder_by_default(monkeypatch, birds, made):
     given = []
-    monkeypatch.setattr(cli_own_data, "_predict_in_bulk", lambda *args, **options: given.append(args))
+    monkeypatch.setattr(predict_command, "_predict_in_bulk", lambda *args, **options: given.append(args))
     assert call("predict", birds, made / "new", "--engine", "ray") == 0
     assert given[0][2].name == f"{birds.stem}-scores"
 
@@ -350,8 +350,8 @@ class TestRefused:
         ("row", "words"),
         [
             (np.zeros(3), "#1 holds 3 numbers, not the classifier's 784; replace it"),
-            (np.full(WIDTH, np.nan), "#1 holds numbers that are missing, infinite or not a number"),
-            (np.full(WIDTH, 1e39), "#1 holds numbers that are missing, infinite or not a number"),
+            (np.full(WIDTH, np.nan), "#1 holds numbers that are missing, infinite or NaN"),
+            (np.full(WIDTH, 1e39), "#1 holds numbers that are missing, infinite or NaN"),
             (None, "#1 holds no embedding"),
         ],
         ids=["narrow", "nan", "huge", "null"],
@@ -442,6 +442,16 @@ class TestGoingOn:
 
 
 class TestSources:
+    def test_reading_parquet_does_not_load_torch(self, tmp_path):
+        file = write_parquet(tmp_path / "rows.parquet", {"n": np.arange(20)})
+        code = (
+            "import sys; from gpldla.bulk.job import Job; from gpldla.bulk.sources import ParquetRows\n"
+            f"source = ParquetRows([{str(file)!r}], '', 'n', 'embeddings', {{}})\n"
+            "assert [len(t) for unit in source.survey(15).units for _, t in source.read(unit)] == [15, 5]\n"
+            "assert 'torch' not in sys.modules"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)
+
     def test_units_survive_json(self):
         unit = Unit(3, [4, 2], ["a.parquet", 0, 2, 12])
         assert unit.chunks == [(3, 4), (4, 2)]
@@ -601,6 +611,23 @@ class TestRay:
             pass
         assert not list(tmp_path.iterdir())
 
+    def test_a_worker_imports_the_plugins_of_the_command(self, tmp_path, monkeypatch):
+        from gpldla.bulk.job import Job, Settings, imported_plugins
+
+        (tmp_path / "plugin_of_workers.py").touch()
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setenv("GPLDLA_IMPORT", f"plugin_of_workers{os.pathsep}json")
+        assert imported_plugins() == ("plugin_of_workers", "json")
+        Job(tmp_path, PictureFiles([], ""), tmp_path, Settings(), 5, imported_plugins()).import_plugins()
+        assert "plugin_of_workers" in sys.modules
+
+    @pytest.mark.parametrize("device", ["tpu", "cuda:1"])
+    def test_ray_chooses_the_gpus(self, refused, birds, made, tmp_path, device):
+        pytest.importorskip("ray.data")
+        arguments = ["-o", tmp_path / "out", "--engine", "ray", "--device", device]
+        message = refused("predict", birds, made / "new", *arguments)
+        assert message == f"gpldla: --engine ray takes no device {device!r}; use auto, cpu or cuda."
+
     def test_nobody_there(self, refused, birds, made, tmp_path, monkeypatch):
         pytest.importorskip("ray.data")
         monkeypatch.setattr("ray.is_initialized", lambda: False)
@@ -671,6 +698,6 @@ def test_a_stop_ends_between_chunks(score, birds, tmp_path):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
     assert process.returncode == 130
-    assert "rows to go; the same command goes on." in err
+    assert "rows to go; the same command resumes the run." in err
     table, _ = score(folder, output, "--chunk-size", 2)
     assert table.num_rows == 60

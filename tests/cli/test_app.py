@@ -1,7 +1,9 @@
 import json
+import os
 import shutil
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from PIL import Image
@@ -9,11 +11,13 @@ from PIL import Image
 import gpldla.data
 from gpldla import __version__
 from gpldla.classifier.model import FewShotModel
-from gpldla.cli import app as cli
+from gpldla.cli.data import FAULTS_SHOWN
 from gpldla.data import Protocol
 from gpldla.data.sets import SETS
+from gpldla.heads.base import _HEADS
 from gpldla.reports import demo
 from gpldla.training import run as training
+from gpldla.utils.plugins import IMPORT_VARIABLE
 from tests.data.test_catalog import SmallGlyphs
 from tests.data.trees import write_cub, write_folder, write_omniglot
 from tests.helpers import call, tiny_protocol
@@ -78,6 +82,65 @@ def test_help_answers_without_loading_torch():
         "finally: assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """Write a module that can be imported; return its name."""
+    monkeypatch.setenv(IMPORT_VARIABLE, "")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name, content=""):
+        (tmp_path / f"{name}.py").write_text(content)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return name
+
+    return write
+
+
+class TestImport:
+    def test_modules_are_imported_before_the_command_runs(self, run, plugin):
+        names = [plugin("first_plugin"), plugin("second_plugin")]
+        code, out, err = run("--import", names[0], "--import", names[1], "models", "--json")
+        assert (code, err) == (0, "")
+        assert json.loads(out)
+        assert {*names} <= sys.modules.keys()
+
+    def test_a_head_from_outside_can_be_trained(self, run, plugin, tiny_data, tmp_path, request):
+        request.addfinalizer(lambda: _HEADS.pop("outside", None))
+        content = """
+            from gpldla.heads import register_head
+            from gpldla.heads.protonet import ProtoNet
+
+            @register_head("outside")
+            class Outside(ProtoNet):
+                pass
+        """
+        name = plugin("plugin_with_head", textwrap.dedent(content))
+        command = ["train", "demo", "-o", tmp_path / "run", *TINY_TRAINING, "--set", "head=outside"]
+        code, _, err = run("--import", name, *command)
+        assert code == 0, err
+        assert json.loads((tmp_path / "run" / "config.json").read_text("utf-8"))["head"] == "outside"
+
+    @pytest.mark.parametrize("content", [None, "import nothing_of_that_name", "1 / 0"])
+    def test_a_module_that_cannot_be_imported_is_named(self, refused, plugin, content):
+        name = "missing_plugin" if content is None else plugin("broken_plugin", content)
+        assert refused("--import", name, "models").startswith(f"gpldla: --import {name}: ")
+
+    def test_child_processes_import_it_too(self, run, plugin):
+        name = plugin("plugin_for_children")
+        assert run("--import", name, "models")[0] == 0
+        assert os.environ[IMPORT_VARIABLE].split(os.pathsep)[-1] == name
+
+    def test_help_answers_without_loading_torch(self):
+        code = (
+            "import sys; from gpldla.cli.app import main\n"
+            "sys.argv = ['gpldla', '--import', 'json', '--help']\n"
+            "try: main()\n"
+            "finally: assert 'torch' not in sys.modules"
+        )
+        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+        assert "--import MODULE" in done.stdout
 
 
 class TestHelp:
@@ -186,7 +249,7 @@ class TestDataList:
         for number in range(101, 109):
             (root / "cub" / f"{number}.Empty").mkdir()
         _, out, _ = run("data", "list", "--data-root", root, "--cache", tmp_path / "cache")
-        assert out.count("\ncub: ") == cli.FAULTS_SHOWN + 1
+        assert out.count("\ncub: ") == FAULTS_SHOWN + 1
         assert "cub: 7 more; see --json." in out.splitlines()
 
     def test_leaves_the_data_alone(self, facts, root):
@@ -454,7 +517,7 @@ class TestTrain:
     @pytest.mark.parametrize("device", ["tpu", "gpu"])
     def test_an_unknown_device_is_named(self, refused, tmp_path, device):
         line = refused("train", "demo", "-o", tmp_path / "run", "--device", device)
-        assert line == f"gpldla: There is no device '{device}'; use auto, cpu or cuda."
+        assert line.startswith(f"gpldla: There is no device '{device}' here; use auto")
 
 
 class TestEval:
@@ -504,7 +567,7 @@ class TestEval:
         ("arguments", "message"),
         [
             (["--episodes", "1", "--repeats", "1"], "One task has no interval"),
-            (["--seed", str(2**63)], "--seed must be a number of 64 bits"),
+            (["--seed", str(2**63)], "--seed must be a 64-bit integer"),
             (["--shots", "0"], "shots must be at least 1, not 0."),
             (["--shots", "-1"], "shots must be at least 1, not -1."),
             (["--ways", "1"], "ways must be at least 2, not 1."),
@@ -533,7 +596,7 @@ class TestEval:
 
     def test_a_model_that_does_not_say_its_data_needs_a_name(self, refused, tmp_path):
         FewShotModel("conv4s").save(tmp_path)
-        assert "name a data set with --dataset" in refused("eval", tmp_path)
+        assert "names no data set; name one with --dataset" in refused("eval", tmp_path)
 
     def test_options_that_a_head_lacks_are_named(self, refused, tmp_path):
         FewShotModel("conv4s", "protonet").save(tmp_path)
@@ -575,4 +638,4 @@ def test_a_model_with_a_recipe_that_is_none(refused, trained, tmp_path, recipe):
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     config["info"]["recipe"] = recipe
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    assert "has a recipe that is none" in refused("eval", tmp_path / "model", *TINY_EVALUATION)
+    assert "The recipe in the config.json of" in refused("eval", tmp_path / "model", *TINY_EVALUATION)

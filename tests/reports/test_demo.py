@@ -63,10 +63,10 @@ def test_the_report_shows_the_results(demo):
 @pytest.mark.parametrize(
     ("ece", "nll", "words"),
     [
-        (1.0, 0.1, "brings it closer to the truth"),
-        (1.0, 0.3, "is a mixed gain"),
-        (9.0, 0.1, "is a mixed gain"),
-        (9.0, 0.3, "makes it worse"),
+        (1.0, 0.1, "improves calibration"),
+        (1.0, 0.3, "has a mixed effect"),
+        (9.0, 0.1, "has a mixed effect"),
+        (9.0, 0.3, "makes calibration worse"),
     ],
 )
 def test_the_report_says_what_the_temperature_does(ece, nll, words):

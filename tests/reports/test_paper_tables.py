@@ -108,7 +108,7 @@ class TestShown:
     def test_every_row_and_number_of_the_paper_is_shown(self, table, tmp_path):
         printed = text(tables(table.name, tmp_path))
         for name, row in table.rows.items():
-            assert (methods()[name].title if name in methods() else f"{name} (not here yet)") in printed
+            assert (methods()[name].title if name in methods() else f"{name} (not implemented)") in printed
             for number in filter(None, row):
                 assert number in printed
 
@@ -224,7 +224,7 @@ class TestWaysOfTraining:
     def test_two_of_a_kind_are_refused(self, tmp_path):
         write_cell(tmp_path, "a", **FULL)
         write_cell(tmp_path, "b", **FULL)
-        with pytest.raises(UserError, match=r"a\.json and .*b\.json are of the same cell; remove one"):
+        with pytest.raises(UserError, match=r"a\.json and .*b\.json describe the same cell; remove one"):
             read_cells(tmp_path)
 
 
@@ -355,7 +355,7 @@ class TestStandIns:
         assert line(text([stand_in]), "GPLDLA") == "GPLDLA 45.00 ± 0.40 –"
         assert shown_names([stand_in]) == ["ProtoNet", "GPLDLA"]
         assert all(name == "ours" for _, name in stand_in.head)
-        assert "not to be compared with its numbers for miniImageNet." in stand_in.notes[0]
+        assert "not comparable with its results for miniImageNet." in stand_in.notes[0]
 
     def test_stand_in_the_papers_order_and_the_best_is_marked(self, tmp_path):
         best = {1: "gpdkt-bncosine", 5: "gpldla"}
@@ -409,7 +409,7 @@ class TestTimes:
         assert shown.title.endswith("d = 1600")
         assert shown.head[2:] == [
             ("A GPU", "single, ms"),
-            ("A GPU", "4,096 at once, µs"),
+            ("A GPU", "batch of 4,096, µs"),
             ("CPU", "× GPLDLA"),
         ]
         rows = {(name, entries[0].text): [e.text for e in entries[1:]] for name, entries in shown.rows}
@@ -449,7 +449,9 @@ class TestRefused:
     @pytest.mark.parametrize("notes", [{"note": "One."}, {"notes": "One."}, {"notes": [1]}])
     def test_notes_are_a_list_of_sentences(self, tmp_path, notes):
         write_cell(tmp_path, accuracy=61.2, **notes)
-        with pytest.raises(UserError, match=r"one\.json must have its notes in a list of sentences, 'notes'"):
+        with pytest.raises(
+            UserError, match=r"one\.json must have its notes as a list of sentences under the key 'notes'"
+        ):
             tables("cub", tmp_path)
 
     def test_a_missing_folder_is_named(self, tmp_path):

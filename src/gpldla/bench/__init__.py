@@ -1,1 +1,1 @@
-"""Speed side by side, in one run: what `gpldla bench` measures."""
+"""Benchmarks of speed, run by `gpldla bench`."""

@@ -1,4 +1,4 @@
-"""One episode, side by side with what else one would use: time to fit and to answer, and how good it is."""
+"""One episode beside other classifiers: the time to fit and to predict, accuracy and NLL."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,22 +24,22 @@ from gpldla.utils.timing import fastest_threads, seconds_per_call, two_digits
 
 WAYS, SHOTS, QUERIES, FEATURES = 5, 5, 15, 1600  # 75 queries; the features of Conv-4
 ROUNDS = 11
-SIGNAL = 0.25  # how far apart the classes are, in units of the noise: about 95 % are told right
+SIGNAL = 0.25  # distance of the classes, in units of the noise: gives an accuracy of about 95 %
 
 HEAD = "GPLDLA, head on tensors"
 GIVEN = "GPLDLAClassifier(beta=1.0, center=False)"
 AUTO = "GPLDLAClassifier()"
 LOGISTIC = "LogisticRegression()"
-GPYTORCH = "GPyTorch, one GP a class, as it is"
-GPYTORCH_LEARNED = "GPyTorch, one GP a class, 50 steps of Adam"  # as its tutorials have it
+GPYTORCH = "GPyTorch, one GP per class, fixed kernel"
+GPYTORCH_LEARNED = "GPyTorch, one GP per class, 50 steps of Adam"  # as in its tutorials
 
-# Made anew for each fit, as a user would.
+# A new one for each fit, as users do.
 ESTIMATORS: dict[str, Callable[[], Any]] = {
     GIVEN: lambda: GPLDLAClassifier(beta=1.0, center=False),
     AUTO: GPLDLAClassifier,
     LOGISTIC: LogisticRegression,
-    # By default its kernel is RBF(1.0) and stays that, far too narrow for these features; a linear kernel,
-    # as ours is, learns its one parameter.
+    # Its default kernel, RBF(1.0), is not learned and far too narrow for these features; a linear kernel, as
+    # ours is, learns its one parameter.
     "GaussianProcessClassifier()": GaussianProcessClassifier,
     "GaussianProcessClassifier(DotProduct())": lambda: GaussianProcessClassifier(DotProduct()),
 }
@@ -56,9 +56,9 @@ class Episode:
 
 
 def draw_episode(ways: int, examples: int, queries: int, features: int) -> Episode:
-    """Draw features such as a network with a last ReLU gives; examples and queries of all classes in turn.
+    """Draw features like those of a network with a last ReLU; examples and queries cycle through the classes.
 
-    Channels differ in how active they are whatever the class, classes a little in their channels.
+    The mean activation of channels differs much between channels and little between classes.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -78,13 +78,13 @@ def draw_episode(ways: int, examples: int, queries: int, features: int) -> Episo
 def bench_episode(
     device: torch.device, *, rounds: int = ROUNDS, reporter: Reporter = SILENT
 ) -> dict[str, Any]:
-    """Time all of them on the same episode, in turn; what uses torch on `device`, the rest on the CPU."""
+    """Time all methods on the same episode, in turn; those of torch on `device`, the others on the CPU."""
     episode = draw_episode(WAYS, WAYS * SHOTS, WAYS * QUERIES, FEATURES)
-    ways = contestants(episode, device)
+    ways = timed_methods(episode, device)
     quality = {name: _quality(call(), episode.query_labels.numpy()) for name, call in ways.items()}
     threads = fastest_threads(ways, device)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    with reporter.bar("timing an episode", rounds) as advance:
+    with reporter.bar("timing one episode", rounds) as advance:
         for _ in range(rounds):
             for name, spent in seconds_per_call(ways, device, 1, threads).items():
                 seconds[name] += spent
@@ -114,33 +114,33 @@ def bench_episode(
     }
 
 
-def contestants(episode: Episode, device: torch.device) -> dict[str, Callable[[], Any]]:
-    """Return by name what fits on the support set and returns probabilities of the query, [q, C].
+def timed_methods(episode: Episode, device: torch.device) -> dict[str, Callable[[], Any]]:
+    """Return, by name, functions that fit on the support set and return probabilities of the query, [q, C].
 
-    Those on tensors return log probabilities, as they come. GPLDLA's head comes first: the others are
-    compared with it.
+    Those on tensors return log probabilities instead. GPLDLA's head comes first: the others are compared
+    with it.
     """
     support, labels, query = (t.to(device) for t in (episode.support, episode.labels, episode.query))
     head = create_head("gpldla", feature_dim=support.shape[-1]).to(device).eval()
-    ways = len(episode.labels.unique())
+    ways = int(episode.labels.max()) + 1
 
     @torch.inference_mode()
-    def by_the_head() -> Tensor:
+    def with_head() -> Tensor:
         return head.adapt(support, labels, ways).log_prob(query)
 
-    def by_an_estimator(make: Callable[[], Any]) -> Callable[[], np.ndarray]:
+    def with_estimator(make: Callable[[], Any]) -> Callable[[], np.ndarray]:
         X, y, new = (t.numpy() for t in (episode.support, episode.labels, episode.query))
         return lambda: make().fit(X, y).predict_proba(new)
 
-    answers: dict[str, Callable[[], Any]] = {HEAD: by_the_head}
-    answers |= {name: by_an_estimator(make) for name, make in ESTIMATORS.items()}
+    answers: dict[str, Callable[[], Any]] = {HEAD: with_head}
+    answers |= {name: with_estimator(make) for name, make in ESTIMATORS.items()}
     if _has_gpytorch():
-        from gpldla.bench.gpytorch_gps import answer
+        from gpldla.bench.gpytorch_gps import predict_log_prob
 
-        def by_gpytorch(steps: int) -> Tensor:
-            return answer(support[None], labels[None], ways, query[None], steps=steps)[0]
+        def with_gpytorch(steps: int) -> Tensor:
+            return predict_log_prob(support[None], labels[None], ways, query[None], steps=steps)[0]
 
-        answers |= {GPYTORCH: lambda: by_gpytorch(0), GPYTORCH_LEARNED: lambda: by_gpytorch(50)}
+        answers |= {GPYTORCH: lambda: with_gpytorch(0), GPYTORCH_LEARNED: lambda: with_gpytorch(50)}
     return answers
 
 
@@ -153,13 +153,13 @@ def _packages() -> list[str]:
 
 
 def _command(device: torch.device, rounds: int) -> str:
-    command = f"gpldla bench --device {device.type}"
+    command = f"gpldla bench --device {device}"
     return command if rounds == ROUNDS else f"{command} --rounds {rounds}"
 
 
-def _quality(answer: Tensor | np.ndarray, labels: np.ndarray) -> dict[str, float]:
+def _quality(predicted: Tensor | np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Return accuracy (%) and mean −log p of log probabilities (a tensor) or probabilities (an array)."""
-    log_p = answer.cpu().numpy() if isinstance(answer, Tensor) else np.log(answer)
+    log_p = predicted.cpu().numpy() if isinstance(predicted, Tensor) else np.log(predicted)
     return {
         "accuracy": 100 * float((log_p.argmax(1) == labels).mean()),
         "nll": -float(log_p[np.arange(len(labels)), labels].mean()),
@@ -167,20 +167,20 @@ def _quality(answer: Tensor | np.ndarray, labels: np.ndarray) -> dict[str, float
 
 
 def episode_table(results: dict[str, Any]) -> Table:
-    """Show how long each takes, how many times the head's time that is, and how good its answers are."""
+    """Show the time of each method, also as a multiple of the head's, with its accuracy and NLL."""
     table = Table(
         title=f"One episode, {results['ways']}-way {results['shots']}-shot, {results['queries']} queries,"
-        f" d = {results['features']}: fit, and probabilities of the queries",
+        f" d = {results['features']}: fit, then probabilities of the queries",
         title_justify="left",
-        caption=f"Medians of {results['rounds']} rounds, in each of which all were timed in turn; every one"
-        " with as many threads as it is fastest with, one or all.\nGaussianProcessClassifier() keeps its"
+        caption=f"Medians of {results['rounds']} rounds, in which all methods were timed in turn, each"
+        " with one thread or all, whichever is faster.\nGaussianProcessClassifier() does not learn its"
         f" kernel, RBF(1.0), which is too narrow for these features.\n{results['device']}.",
         caption_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
     table.add_column("method", no_wrap=True)
-    for column in ("ms", "times the head's", "threads", "accuracy %", "NLL"):
+    for column in ("ms", "× head", "threads", "accuracy %", "NLL"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in results["rows"]:
         table.add_row(
@@ -198,7 +198,7 @@ def episode_table(results: dict[str, Any]) -> Table:
 
 
 def estimator_line(results: dict[str, Any]) -> str:
-    """Compare the estimator, which checks its input as scikit-learn does, with logistic regression."""
+    """Compare the estimator, which validates its input as scikit-learn does, with logistic regression."""
     ms = {row["method"]: row["ms"] for row in results["rows"]}
     given, auto = (two_digits(ms[LOGISTIC] / ms[name]) for name in (GIVEN, AUTO))
     return f"{GIVEN} is {given} times as fast as {LOGISTIC}, {AUTO} {auto} times."

@@ -1,12 +1,12 @@
-"""One-vs-rest Gaussian-process regression by GPyTorch, as the published GPDKT predicts: to compare."""
+"""One-vs-rest Gaussian-process regression by GPyTorch, as the published GPDKT predicts; a reference."""
 
 import gpytorch
 import torch
 from torch import Tensor
 
 
-class _ClassGPs(gpytorch.models.ExactGP):
-    """A batch of exact GPs, one a class and episode, with the cosine kernel and a constant mean."""
+class _ClassGPs(gpytorch.models.ExactGP):  # type: ignore[misc, unused-ignore]  # GPyTorch has no types
+    """A batch of exact GPs, one per class and episode, with the cosine kernel and a constant mean."""
 
     def __init__(self, x: Tensor, y: Tensor, likelihood: gpytorch.likelihoods.Likelihood) -> None:
         super().__init__(x, y, likelihood)
@@ -18,12 +18,12 @@ class _ClassGPs(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def answer(support: Tensor, labels: Tensor, n_way: int, query: Tensor, *, steps: int = 0) -> Tensor:
+def predict_log_prob(support: Tensor, labels: Tensor, n_way: int, query: Tensor, *, steps: int = 0) -> Tensor:
     """Return the log-softmax of the posterior means, [B, n, d], [B, n], [B, q, d] → [B, q, C].
 
-    All processes of all episodes are one batch, which is how GPyTorch is fastest here.
+    All processes of all episodes are one batch, which is the fastest way to use GPyTorch here.
 
-    steps: of Adam on the marginal likelihood first, which learn kernel, mean and noise for the task
+    steps: of Adam on the marginal likelihood, which fit kernel, mean and noise to the task first
     """
     unit = torch.nn.functional.normalize
     batch, n, d = support.shape
@@ -38,11 +38,12 @@ def answer(support: Tensor, labels: Tensor, n_way: int, query: Tensor, *, steps:
     new = unit(query, dim=-1).unsqueeze(1).expand(batch, n_way, -1, d)
     with torch.no_grad(), gpytorch.settings.skip_posterior_variances():
         means = model(new).mean  # [B, C, q]
-    return means.mT.log_softmax(-1)
+    log_prob: Tensor = means.mT.log_softmax(-1)
+    return log_prob
 
 
 def _learn(model: _ClassGPs, likelihood: gpytorch.likelihoods.Likelihood, steps: int) -> None:
-    """Climb the marginal likelihood, with the optimiser and rate of GPyTorch's tutorials."""
+    """Maximise the marginal likelihood, with the optimiser and rate of GPyTorch's tutorials."""
     (x,), y = model.train_inputs, model.train_targets
     optimizer = torch.optim.Adam(model.train().parameters(), lr=0.1)
     marginal = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)

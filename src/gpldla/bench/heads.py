@@ -20,9 +20,9 @@ WAYS, QUERIES, FEATURES = 5, 15, 1600  # 75 queries; the features of Conv-4
 SHOTS = (1, 5)
 BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
 ROUNDS = 5
-GPYTORCH_BATCHES = (1, 4, 16, 64)  # larger ones only repeat what these show, and need much memory
+GPYTORCH_BATCHES = (1, 4, 16, 64)  # larger ones show nothing new and need much memory
 
-# What is timed: its name, its head and options. GPLDLA comes first: the others are compared with it.
+# What is timed: name → (head, options). GPLDLA comes first: the others are compared with it.
 TIMED: dict[str, tuple[str, dict[str, Any]]] = {
     "GPLDLA": ("gpldla", {}),
     "GPLDLA, 10 draws as in the paper": ("gpldla", {"predictive": "mc-logits"}),
@@ -32,7 +32,7 @@ TIMED: dict[str, tuple[str, dict[str, Any]]] = {
     "GPDKT": ("gpdkt", {"kernel": "cosine"}),
 }
 OURS = next(iter(TIMED))
-GPYTORCH = "GPyTorch, one GP a class"
+GPYTORCH = "GPyTorch, one GP per class"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Episodes:
 
 
 def random_episodes(batch: int, shots: int, device: torch.device) -> Episodes:
-    """Return features such as a network with a last ReLU gives, of classes that overlap."""
+    """Return features like those of a network with a last ReLU, of classes that overlap."""
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -66,7 +66,7 @@ def bench_heads(
     rounds: int = ROUNDS,
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
-    """Time every method on the same episodes; single precision, features excluded."""
+    """Time every method on the same episodes, in single precision; computing features is not timed."""
     heads = {name: _head(*spec, device) for name, spec in TIMED.items()}
     rows = []
     with reporter.bar("timing heads", len(SHOTS) * len(batches)) as advance, torch.inference_mode():
@@ -86,7 +86,7 @@ def bench_heads(
 
 
 def _command(device: torch.device, batches: tuple[int, ...], rounds: int) -> str:
-    command = f"gpldla bench heads --device {device.type}"
+    command = f"gpldla bench heads --device {device}"
     if batches != BATCHES:
         command += f" --batches {','.join(map(str, batches))}"
     return command if rounds == ROUNDS else f"{command} --rounds {rounds}"
@@ -97,15 +97,15 @@ def _head(name: str, options: dict[str, Any], device: torch.device) -> Head:
 
 
 def _rows(heads: dict[str, Head], episodes: Episodes, shots: int, rounds: int) -> list[dict[str, Any]]:
-    def answer(head: Head) -> Callable[[], Tensor]:
+    def predict_with(head: Head) -> Callable[[], Tensor]:
         return lambda: head.adapt(episodes.support, episodes.labels, WAYS).log_prob(episodes.query)
 
     batch = len(episodes.support)
-    ways: dict[str, Callable[[], object]] = {name: answer(head) for name, head in heads.items()}
+    ways: dict[str, Callable[[], object]] = {name: predict_with(head) for name, head in heads.items()}
     if find_spec("gpytorch") is not None and batch in GPYTORCH_BATCHES:
-        from gpldla.bench.gpytorch_gps import answer as answer_by_gpytorch
+        from gpldla.bench.gpytorch_gps import predict_log_prob
 
-        ways[GPYTORCH] = lambda: answer_by_gpytorch(episodes.support, episodes.labels, WAYS, episodes.query)
+        ways[GPYTORCH] = lambda: predict_log_prob(episodes.support, episodes.labels, WAYS, episodes.query)
     seconds = seconds_per_call(ways, episodes.support.device, rounds)
     return [
         {
@@ -120,15 +120,15 @@ def _rows(heads: dict[str, Head], episodes: Episodes, shots: int, rounds: int) -
 
 
 def heads_tables(results: dict[str, Any]) -> list[Table]:
-    """Return one table a number of shots: microseconds an episode, and how many times GPLDLA's that is."""
+    """Return one table per number of shots: µs per episode, and as a multiple of GPLDLA's."""
     batches = sorted({row["batch"] for row in results["rows"]})
     tables = []
     for shots in sorted({row["shots"] for row in results["rows"]}):
         table = Table(
             title=f"{results['ways']}-way {shots}-shot, {results['queries']} queries,"
-            f" d = {results['features']}: µs an episode (times GPLDLA's)",
+            f" d = {results['features']}: µs per episode (× GPLDLA)",
             title_justify="left",
-            caption=f"Columns: episodes at once. {results['device']}.",
+            caption=f"Columns: number of episodes computed together. {results['device']}.",
             caption_justify="left",
             box=SIMPLE_HEAD,
             padding=(0, 1, 0, 0),

@@ -27,7 +27,7 @@ from gpldla.utils.timing import cpu_threads, seconds_per_call, two_digits
 ROUNDS = 5
 HEADS: dict[str, Callable[[], Head]] = {
     "diag": lambda: create_head("gpldla"),
-    # The same posterior but for its covariance.
+    # The same posterior except for its covariance.
     "full": lambda: create_head("gpldla-auto", beta=1.0, center=False, whiten=False, covariance="full"),
 }
 
@@ -44,9 +44,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A quantity that grows while the others stay; of a base where it rules the work at its large end.
+    """A quantity that grows while the others are fixed, so that it dominates the work at its large end.
 
-    order, memory_order: the power of it that time and memory must not exceed
+    quantity, stays:     what grows, and the other sizes
+    order, memory_order: the highest power of the quantity that time and memory may grow with
     """
 
     quantity: str
@@ -66,7 +67,7 @@ SWEEPS = (
         lambda C: Task(ways=C, examples=1000),
     ),
     Sweep(
-        "examples a class",
+        "examples per class",
         "50 classes, 75 queries, d = 1600",
         (1, 2, 5, 10, 22, 46, 100),
         lambda k: Task(ways=50, examples=50 * k),
@@ -104,23 +105,23 @@ SWEEPS = (
 )
 
 
-class Allocations(TorchDispatchMode):
-    """Watches what operations create while it is active; what one needs inside itself is not seen.
+class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+    """Records the tensors that operations return while it is active; their internal buffers are not seen.
 
-    peak:      most bytes alive at once; what was there before does not count
+    peak:      most bytes alive at the same time; tensors from before do not count
     largest:   the shape of the largest tensor that was created
-    most_rows: of any tensor with an axis as long as the features, how many rows of features it is
+    most_rows: the most rows of features in one tensor, of those with an axis that is a multiple of d
     """
 
     def __init__(self, features: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.features = features
         self.peak, self.most_rows = 0, 0
         self.largest: tuple[int, ...] = ()
         self._alive = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and look at the tensors that it returns."""
+        """Run an operation and record the tensors that it returns."""
         given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
@@ -150,9 +151,9 @@ def bench_scaling(
     rounds: int = ROUNDS,
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
-    """Time every task of every sweep, and watch its memory; fast: every second size only.
+    """Time every task of every sweep, and record its memory. fast: every second size only.
 
-    On a CPU with one thread, as growth should be that of the work and not of the threads that join in.
+    One CPU thread is used: with more, small sizes would use fewer threads, and times grow less than the work.
     """
     results = []
     with reporter.bar("scaling", len(SWEEPS)) as advance, cpu_threads(1):
@@ -164,16 +165,16 @@ def bench_scaling(
 
 
 def _command(device: torch.device, fast: bool, rounds: int) -> str:
-    command = f"gpldla bench scaling --device {device.type}{' --fast' if fast else ''}"
+    command = f"gpldla bench scaling --device {device}{' --fast' if fast else ''}"
     return command if rounds == ROUNDS else f"{command} --rounds {rounds}"
 
 
 def _measure(sweep: Sweep, device: torch.device, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     head = HEADS[sweep.covariance]().to(device).eval()
     tasks = {size: sweep.task(size) for size in sizes}
-    answers = {size: answer(head, task, device) for size, task in tasks.items()}
-    memory = {size: watch(answers[size], tasks[size], device) for size in sizes}
-    seconds = seconds_per_call(answers, device, rounds)
+    calls = {size: prediction(head, task, device) for size, task in tasks.items()}
+    memory = {size: record_memory(calls[size], tasks[size], device) for size in sizes}
+    seconds = seconds_per_call(calls, device, rounds)
     rows = [{"size": size, "ms": 1e3 * median(seconds[size]), **memory[size]} for size in sizes]
     return {
         "quantity": sweep.quantity,
@@ -187,22 +188,22 @@ def _measure(sweep: Sweep, device: torch.device, sizes: Sequence[int], rounds: i
     }
 
 
-def answer(head: Head, task: Task, device: torch.device) -> Callable[[], Tensor]:
-    """Return what adapts a head to a task and returns the log probabilities of its queries, [q, C]."""
+def prediction(head: Head, task: Task, device: torch.device) -> Callable[[], Tensor]:
+    """Return a function that adapts a head to a task and returns log probabilities of its queries, [q, C]."""
     episode: Episode = draw_episode(task.ways, task.examples, task.queries, task.features)
     support, labels, query = (t.to(device) for t in (episode.support, episode.labels, episode.query))
 
-    @torch.no_grad()  # inference mode would hide from `Allocations` what composed operations create
+    @torch.no_grad()  # in inference mode `Allocations` would not see what composite operations create
     def call() -> Tensor:
         return head.adapt(support, labels, task.ways).log_prob(query)
 
     return call
 
 
-def watch(call: Callable[[], Tensor], task: Task, device: torch.device) -> dict[str, Any]:
-    """Call once and return the peak of memory beyond the features given, and what the tensors were."""
+def record_memory(call: Callable[[], Tensor], task: Task, device: torch.device) -> dict[str, Any]:
+    """Call once and return the peak of memory beyond the input features, and the sizes of the tensors."""
     if device.type == "cuda":
-        call()  # whatever is set up once, such as workspaces, is there from now on
+        call()  # first, to allocate workspaces
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
     with Allocations(task.features) as allocations:
@@ -228,17 +229,17 @@ def growth_exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
 
 
 def scaling_table(results: dict[str, Any]) -> Table:
-    """Show of each sweep its range, times, exponents and the largest tensor."""
+    """Show the range, times, exponents and largest tensor of each sweep."""
     table = Table(
         title="Adapting and predicting, as one quantity grows",
         title_justify="left",
-        caption="Exponents: of time and of peak memory beyond the features given, over the upper half of the"
-        f" sizes; in brackets what they may be.\n{results['device']}.",
+        caption="Exponents: of time and of peak memory beyond the input features, over the upper half of the"
+        f" sizes; in brackets the largest that is expected.\n{results['device']}.",
         caption_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    for column in ("quantity", "while these stay"):
+    for column in ("quantity", "fixed"):
         table.add_column(column, no_wrap=True)
     for column in ("from", "to", "ms", "exponent", "MB", "exponent", "largest tensor"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -259,7 +260,7 @@ def scaling_table(results: dict[str, Any]) -> Table:
 
 
 def size_line(results: dict[str, Any]) -> str:
-    """Say whether anything of size queries × classes × d or d × d was formed."""
+    """Report whether a tensor of size queries × classes × d or d × d was created."""
     large = [
         f"{sweep['quantity']} = {row['size']:,} ({row['rows_of_features']:,} rows of features)"
         for sweep in results["sweeps"]
@@ -267,10 +268,10 @@ def size_line(results: dict[str, Any]) -> str:
         if row["rows_of_features"] > row["rows_needed"]
     ]
     if large:
-        return f"More rows of features at once than examples, queries or classes: {', '.join(large)}."
+        return f"Tensors with more rows of features than examples, queries or classes: {', '.join(large)}."
     return (
-        "Never more rows of features at once than examples, queries or classes:"
-        " nothing of size queries × classes × d, draws × classes × d or d × d."
+        "No tensor has more rows of features than there are examples, queries or classes:"
+        " none is of size queries × classes × d, draws × classes × d or d × d."
     )
 
 
@@ -281,7 +282,7 @@ def write_scaling(folder: Path, results: dict[str, Any]) -> None:
 
 
 def scaling_picture(results: dict[str, Any]) -> bytes:
-    """Draw a panel a sweep, time and memory against size; return a PNG."""
+    """Draw one panel per sweep, time and memory against size; return a PNG."""
     from matplotlib.figure import Figure  # no pyplot: it keeps global state and may want a display
 
     sweeps = results["sweeps"]
@@ -295,8 +296,8 @@ def scaling_picture(results: dict[str, Any]) -> bytes:
     handles, *_ = [_panel(ax, sweep) for sweep, ax in zip(sweeps, panels)]
     names = (
         "time, ms (left)",
-        "peak memory beyond the features given, MB (right)",
-        "slope as each panel says",
+        "peak memory beyond the input features, MB (right)",
+        "expected slope, given in each panel",
     )
     figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False, labelcolor=INK)
     buffer = io.BytesIO()
@@ -305,9 +306,9 @@ def scaling_picture(results: dict[str, Any]) -> bytes:
 
 
 def _panel(ax: Any, sweep: dict[str, Any]) -> list[Any]:
-    """Draw one sweep; return the lines of time, of memory and of the order.
+    """Draw one sweep; return the lines of time, of memory and of the expected order.
 
-    Both scales have as many decades, so that a slope looks the same on either; memory is drawn lower.
+    Both scales have the same number of decades, so that slopes can be compared; memory is drawn lower.
     """
     sizes = [row["size"] for row in sweep["rows"]]
     times = [row["ms"] for row in sweep["rows"]]
@@ -341,7 +342,7 @@ def _panel(ax: Any, sweep: dict[str, Any]) -> list[Any]:
     )
     for name, exponent, order, color, height in words:
         text = f"{name}: exponent {sweep[exponent]:.2f}, dashed {sweep[order]}"
-        ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # dashes end here
+        ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # hides the dashes
         at = {"transform": ax.transAxes, "ha": "right"}
         twin.text(0.97, height, text, fontsize=8, color=color, bbox=ground, zorder=5, **at)
     return [*handles, *dashes]

@@ -1,1 +1,1 @@
-"""Scoring more items than fit in memory, in one process or in many."""
+"""Scoring more items than fit in memory, in one process or many."""

@@ -1,4 +1,4 @@
-"""Bulk scoring on Ray Data: tasks read chunks, a pool of actors scores them; Ray replaces those that die."""
+"""Bulk scoring on Ray Data: tasks read chunks, a pool of actors scores them; Ray replaces dead actors."""
 
 import json
 import logging
@@ -17,28 +17,35 @@ from gpldla.bulk.job import Job, PendingUnit
 from gpldla.bulk.sources import ITEM, Unit
 from gpldla.utils.errors import UserError
 
-# Older ones run code that is hidden in a Parquet file's types as soon as it is opened beside them.
+# Older versions run code that is hidden in a Parquet file's types as soon as it is opened in their process.
 MIN_RAY_VERSION = (2, 55)
 CONNECT_TIMEOUT = 10.0
 TRIES_PREFIX = ".tries-"
-TRIES = 3  # of a chunk whose worker dies: Ray would try a picture that kills its decoder for ever
+TRIES = 3  # per chunk whose worker dies: Ray would retry a picture that kills its decoder for ever
 
 
 class RayEngine:
-    """Scores on the cluster that RAY_ADDRESS names, else on a Ray of its own on this machine.
+    """Scores on the cluster that RAY_ADDRESS names, else on a Ray that is started on this machine.
 
-    workers: processes that hold the classifier; None: one a GPU, or one a CPU where there are none
-    tell: hears when a worker has died
+    workers: processes that hold the classifier; default: one per GPU, or one per CPU if there is no GPU
+    device: auto, cpu or cuda; Ray chooses the GPU of each worker
+    report: called with a sentence when a worker has died
     """
 
     def __init__(
-        self, workers: int | None = None, device: str = "auto", *, tell: Callable[[str], None] = warnings.warn
+        self,
+        workers: int | None = None,
+        device: str = "auto",
+        *,
+        report: Callable[[str], None] = warnings.warn,
     ) -> None:
-        self._workers, self._device, self._tell = workers, device, tell
+        if device not in ("auto", "cpu", "cuda"):
+            raise UserError(f"--engine ray takes no device {device!r}; use auto, cpu or cuda.")
+        self._workers, self._device, self._report = workers, device, report
         check_ray()
 
-    def __call__(self, job: Job, works: list[PendingUnit]) -> Generator[int, None, None]:
-        """Score chunks; yield the rows of each as its file is written."""
+    def __call__(self, job: Job, pending: list[PendingUnit]) -> Generator[int, None, None]:
+        """Score chunks; yield the number of rows of each as its file is written."""
         import ray
         from ray.exceptions import RayError
 
@@ -47,31 +54,33 @@ class RayEngine:
         with _ray_connection(self._workers):
             try:
                 with _small_blocks():
-                    answers = self._answers(job, works)
-                for row in answers.iter_rows():
+                    outcomes = self._outcomes(job, pending)
+                for row in outcomes.iter_rows():
                     if row["problem"]:
                         raise UserError(row["problem"])
                     if row["tries"] > 1:
-                        self._tell("A worker has died; Ray has started another, which did its chunk anew.")
+                        self._report(
+                            "A worker has died; Ray has started another, which scored its chunk again."
+                        )
                     yield row["rows"]
             except (RayError, ray.data.exceptions.SystemException) as error:
                 raise UserError(
-                    f"Ray gave up ({type(error).__name__}: {_first_line(error)}); what is written is whole,"
-                    " and the same command goes on."
+                    f"Ray gave up ({type(error).__name__}: {_first_line(error)}); all files that were written"
+                    " are complete, and the same command resumes the run."
                 ) from None
 
-    def _answers(self, job: Job, works: list[PendingUnit]) -> Any:
-        """Return the Dataset of what becomes of each chunk: its rows, or a problem."""
+    def _outcomes(self, job: Job, pending: list[PendingUnit]) -> Any:
+        """Return a Dataset with one row per chunk: its number of rows, or the problem."""
         import ray.data
 
         workers, on_gpu = self._resources()
-        rows = [{"work": json.dumps(asdict(work))} for work in works]
+        rows = [{"unit": json.dumps(asdict(one))} for one in pending]
         chunks = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             _read_chunks,
             fn_kwargs={"job": job},
             batch_size=1,
             batch_format="pyarrow",
-            num_cpus=0,  # the actors have all CPUs, and need what is read here
+            num_cpus=0,  # all CPUs belong to the actors, which wait for what is read here
             compute=ray.data.TaskPoolStrategy(size=min(workers, len(rows))),
         )
         return chunks.map_batches(
@@ -87,20 +96,20 @@ class RayEngine:
         )
 
     def _resources(self) -> tuple[int, bool]:
-        """Return how many workers there shall be, and whether each has a GPU."""
+        """Return the number of workers, and whether each has a GPU."""
         import ray
 
-        has = ray.cluster_resources()
-        gpus = int(has.get("GPU", 0))
+        resources = ray.cluster_resources()
+        gpus = int(resources.get("GPU", 0))
         if self._device == "cuda" and not gpus:
             raise UserError("Ray has no GPU; use --device cpu.")
         on_gpu = gpus > 0 and self._device != "cpu"
-        return self._workers or max(1, gpus if on_gpu else int(has.get("CPU", 1))), on_gpu
+        return self._workers or max(1, gpus if on_gpu else int(resources.get("CPU", 1))), on_gpu
 
 
 @contextmanager
 def _small_blocks() -> Iterator[None]:
-    """Make each chunk a block, which goes to whoever is free; only for Datasets that are made meanwhile."""
+    """Make each chunk a block, which goes to any free actor; for Datasets that are made in this context."""
     import ray.data
 
     context = ray.data.DataContext.get_current()
@@ -113,26 +122,27 @@ def _small_blocks() -> Iterator[None]:
 
 
 def _read_chunks(batch: pa.Table, job: Job) -> Iterator[pa.Table]:
-    """Read some chunks; each is one row, as a whole, that Ray can neither cut nor join."""
-    facts = json.loads(batch.column("work")[0].as_py())
-    work = PendingUnit(Unit(**facts["unit"]), facts["missing"])
+    """Read some chunks; each is serialised to one row, which Ray can neither cut nor join."""
+    facts = json.loads(batch.column("unit")[0].as_py())
+    pending = PendingUnit(Unit(**facts["unit"]), facts["missing"])
     try:
-        for number, table in job.read(work):
+        job.import_plugins()
+        for index, table in job.read(pending):
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, table.schema) as stream:
                 stream.write_table(table)
-            yield _chunk_row(number, sink.getvalue().to_pybytes(), "")
+            yield _chunk_row(index, sink.getvalue().to_pybytes(), "")
     except (UserError, OSError) as error:
         yield _chunk_row(-1, b"", str(error))
 
 
-def _chunk_row(number: int, table: bytes, problem: str) -> pa.Table:
-    columns = {"number": [number], "table": pa.array([table], pa.large_binary()), "problem": [problem]}
+def _chunk_row(index: int, table: bytes, problem: str) -> pa.Table:
+    columns = {"index": [index], "table": pa.array([table], pa.large_binary()), "problem": [problem]}
     return pa.table(columns)
 
 
 class _Worker:
-    """An actor: loads the classifier once, and scores one chunk after the other."""
+    """An actor: loads the classifier once, and scores chunks one after another."""
 
     def __init__(self, job: Job, device: str) -> None:
         from gpldla.utils.process import prepare_process
@@ -142,41 +152,43 @@ class _Worker:
         self._score: Any = None
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        """Score a chunk; what a user can mend comes back as a sentence."""
+        """Score a chunk; an error that the user can correct is returned as a sentence."""
         rows, tries, problem = 0, 1, batch.column("problem")[0].as_py()
         if not problem:
             table = pa.ipc.open_stream(batch.column("table")[0].as_buffer()).read_all()
             try:
-                with _count_tries(self._job, batch.column("number")[0].as_py(), table) as tries:
-                    rows = self._scorer()(batch.column("number")[0].as_py(), table)
+                index = batch.column("index")[0].as_py()
+                with _count_tries(self._job, index, table) as tries:
+                    rows = self._scorer()(index, table)
             except (UserError, OSError) as error:
                 problem = str(error)
         return pa.table({"rows": [rows], "tries": [tries], "problem": [problem]})
 
     def _scorer(self) -> Any:
-        """Load with the first chunk: what goes wrong in a constructor, Ray would try again and again."""
+        """Load with the first chunk: Ray would retry a constructor that fails again and again."""
         if self._score is None:
-            from gpldla.bulk.scoring import ChunkScorer
+            from gpldla.bulk.chunk_scorer import ChunkScorer
             from gpldla.classifier.few_shot import FewShotClassifier
 
+            self._job.import_plugins()
             loaded = FewShotClassifier.load(self._job.classifier).to(self._device)
             self._score = ChunkScorer(self._job, loaded)
         return self._score
 
 
 @contextmanager
-def _count_tries(job: Job, number: int, table: pa.Table) -> Iterator[int]:
-    """Give which try this is; refuse a chunk that workers died of. Only a death leaves the count behind."""
-    tries = job.output / f"{TRIES_PREFIX}{number}"
+def _count_tries(job: Job, index: int, table: pa.Table) -> Iterator[int]:
+    """Yield which try this is; refuse a chunk that killed its workers. Only a death leaves the file."""
+    tries = job.output / f"{TRIES_PREFIX}{index}"
     with tries.open("a") as file:
-        file.write(f"{os.getpid()}\n")  # who is at it
+        file.write(f"{os.getpid()}\n")
     try:
         count = len(tries.read_text().splitlines())
         if count > TRIES:
-            first, last = (table.column(ITEM)[place].as_py() for place in (0, -1))
+            first, last = (table.column(ITEM)[row].as_py() for row in (0, -1))
             raise UserError(
-                f"Something between {first} and {last} has ended {TRIES} workers, or memory does not suffice;"
-                " look for it, or use a smaller --chunk-size in another folder."
+                f"Something between {first} and {last} has ended {TRIES} workers, or memory is too small;"
+                " remove it, or use a smaller --chunk-size and another folder."
             )
         yield count
     finally:
@@ -184,8 +196,8 @@ def _count_tries(job: Job, number: int, table: pa.Table) -> Iterator[int]:
 
 
 def check_ray() -> None:
-    """Say in a sentence where Ray is missing or too old; nothing is started."""
-    # Before the import, as Ray reads them there. It tells nobody how it is used.
+    """Raise UserError where Ray is missing or too old; nothing is started."""
+    # Before the import, which reads them. No usage statistics are sent.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
@@ -200,7 +212,7 @@ def check_ray() -> None:
 
 @contextmanager
 def _ray_connection(workers: int | None) -> Iterator[None]:
-    """Connect to a cluster, or start one that ends with the block; keep the connection that a program has."""
+    """Connect to a cluster, or start one that ends with the block; an existing connection is kept."""
     import ray
 
     if ray.is_initialized():
@@ -225,7 +237,7 @@ def _ray_connection(workers: int | None) -> Iterator[None]:
             " set RAY_AUTH_MODE=token where it asks for a token."
         ) from None
     try:
-        # What Ray prints of dead workers is long, in colours, and on the wrong stream: `tell` says it.
+        # Ray reports dead workers at length, in colours and on stdout; `report` does it instead.
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
             yield
     finally:
@@ -233,7 +245,7 @@ def _ray_connection(workers: int | None) -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError where nobody listens: Ray itself would wait for minutes."""
+    """Raise OSError if nothing listens at the address: Ray itself would wait for minutes."""
     host, _, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT).close()
@@ -241,7 +253,7 @@ def _check_reachable(address: str) -> None:
 
 @contextmanager
 def _quiet_start() -> Iterator[None]:
-    """Keep a line off the terminal that Ray's core writes past Python: that it has been asked to be quiet."""
+    """Suppress a line that Ray's core writes to stderr without Python: that logging is off."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:

@@ -7,21 +7,25 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
+from gpldla.classifier.abstention import MAX_ERROR, PREVALENCE, is_unsure
 from gpldla.utils.errors import UserError
 
 
 class AbstainingClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
     """Answer where the expected error is at most `max_error`, and say `abstain_label` elsewhere.
 
-    The expected error of an answer is one minus its probability, so what is promised holds as far as the
-    probabilities of the classifier are calibrated. Each row is judged by itself, whatever comes with it.
+    The expected error counts both a wrong class and, where the classifier has `none_of_these`, a row of no
+    known class: it is 1 - p(class) * (1 - p(none of these)), as `gpldla predict` has it. The promise holds as
+    far as these probabilities are calibrated. Each row is judged by itself, whatever comes with it.
 
     Parameters
     ----------
     clf : classifier with `predict_proba`
         Fitted or not; `fit` fits a clone of it.
-    max_error : float, default=0.05
+    max_error : float, default=0.25
         The largest expected error of an answer, from 0 to 1.
+    prevalence : float, default=0.1
+        How common rows of no known class are among those to come; 0 where there are none.
     abstain_label : object, default=None
         What `predict` returns instead of a class.
 
@@ -40,9 +44,17 @@ class AbstainingClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
     ['cat', None]
     """
 
-    def __init__(self, clf: Any, max_error: float = 0.05, abstain_label: Any = None) -> None:
+    def __init__(
+        self,
+        clf: Any,
+        max_error: float = MAX_ERROR,
+        abstain_label: Any = None,
+        *,
+        prevalence: float = PREVALENCE,
+    ) -> None:
         self.clf = clf
         self.max_error = max_error
+        self.prevalence = prevalence
         self.abstain_label = abstain_label
 
     def fit(self, X: Any, y: Any, **fit_params: Any) -> "AbstainingClassifier":
@@ -61,7 +73,7 @@ class AbstainingClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
         self._check_settings()
         proba = self.predict_proba(X)
         answers = self.classes_[proba.argmax(axis=1)].astype(object)
-        for row in np.flatnonzero(~self._answered(proba)):
+        for row in np.flatnonzero(self._is_unsure(X, proba)):
             answers[row] = self.abstain_label  # of any type, a list too
         return answers
 
@@ -73,14 +85,17 @@ class AbstainingClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
     def answered(self, X: Any) -> np.ndarray:
         """Return whether each row gets an answer, boolean of shape (n_samples,)."""
         self._check_settings()
-        return self._answered(self.predict_proba(X))
+        return ~self._is_unsure(X, self.predict_proba(X))
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probabilities of the classifier, shape (n_samples, n_classes)."""
         return self._fitted().predict_proba(X)
 
-    def _answered(self, proba: np.ndarray) -> np.ndarray:
-        return 1 - proba.max(axis=1) <= self.max_error
+    def _is_unsure(self, X: Any, proba: np.ndarray) -> np.ndarray:
+        classifier, none = self._fitted(), None
+        if self.prevalence and hasattr(classifier, "none_of_these"):
+            none = classifier.none_of_these(X, prevalence=self.prevalence)
+        return is_unsure(proba, none, self.max_error)
 
     def _fitted(self) -> Any:
         classifier = getattr(self, "classifier_", self.clf)
@@ -93,5 +108,7 @@ class AbstainingClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
     def _check_settings(self) -> None:
         if not (isinstance(self.max_error, Real) and 0 <= self.max_error <= 1):
             raise UserError(f"max_error must lie between 0 and 1, not {self.max_error!r}.")
+        if not (isinstance(self.prevalence, Real) and 0 <= self.prevalence < 1):
+            raise UserError(f"prevalence must be at least 0 and less than 1, not {self.prevalence!r}.")
         if not hasattr(self.clf, "predict_proba"):
             raise UserError(f"{type(self.clf).__name__} has no predict_proba; give a classifier that has.")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpldla.classifier.abstention import is_unsure
 from gpldla.classifier.few_shot import FewShotClassifier
 from gpldla.classifier.labels import class_indices, list_of_labels
 from gpldla.data.user_files import printable
@@ -124,14 +125,15 @@ def answer(
     max_error: float,
 ) -> list[Answer]:
     """Put probabilities [n, C] and [n] into words."""
+    unsure = is_unsure(proba, none_of_these, max_error).tolist()
     answers = []
     for place, item in enumerate(items):
         top = int(proba[place].argmax())
         none = None if none_of_these is None else float(none_of_these[place])
-        right = float(proba[place, top]) * (1 - (none or 0.0))
         probabilities = {name: float(p) for name, p in zip(classes, proba[place])}
-        unsure = not 1 - right <= max_error  # also where it is no number
         answers.append(
-            Answer(printable(item), classes[top], float(proba[place, top]), none, unsure, probabilities)
+            Answer(
+                printable(item), classes[top], float(proba[place, top]), none, unsure[place], probabilities
+            )
         )
     return answers

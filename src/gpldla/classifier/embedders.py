@@ -16,6 +16,7 @@ from gpldla.classifier.model import FewShotModel
 from gpldla.classifier.shipped import shipped_models
 from gpldla.data.paths import DataPaths
 from gpldla.data.preprocessing import Preprocessing, Reads
+from gpldla.utils.devices import torch_device
 from gpldla.utils.errors import UserError, did_you_mean
 from gpldla.utils.modules import evaluating
 from gpldla.utils.progress import SILENT, Reporter
@@ -104,7 +105,7 @@ class ImageEmbedder(_Embedder):
         Remember features on disk, in the usual cache folder or a given one. Those of a module given as an
         object are not remembered, as its code may change while its weights stay.
     device : str, default="auto"
-        "cpu", "cuda" or another device of torch; "auto" is a GPU where there is one, and leaves a module
+        "cpu", "cuda", "cuda:1" or "mps"; "auto" is a GPU with CUDA if there is one, and leaves a module
         given as an object where it is.
     progress : bool, default=False
         Show a bar on stderr.
@@ -173,7 +174,7 @@ class TextEmbedder(_Embedder):
     cache : bool, str or Path, default=True
         Remember features on disk, in the usual cache folder or a given one.
     device : str, default="auto"
-        "cpu", "cuda" or another device of torch; "auto" is a GPU where there is one.
+        "cpu", "cuda", "cuda:1" or "mps"; "auto" is a GPU with CUDA if there is one.
     progress : bool, default=False
         Show a bar on stderr.
 
@@ -255,7 +256,7 @@ def _load(model: Any, preprocessing: Preprocessing | None, device: str) -> Backb
     if isinstance(model, str | Path | FewShotModel | Backbone) and preprocessing is not None:
         raise UserError(f"{_name(model)} knows its own preprocessing; leave out preprocessing=.")
     if isinstance(model, str | Path):
-        return _load_named(str(model), str(_torch_device(device)))
+        return _load_named(str(model), str(torch_device(device)))
     if isinstance(model, FewShotModel):
         network = model.backbone
     elif isinstance(model, Backbone):
@@ -269,7 +270,7 @@ def _load(model: Any, preprocessing: Preprocessing | None, device: str) -> Backb
         network = _ForeignNetwork(model, preprocessing)
     else:
         raise UserError(f"model must be a name, a folder or a torch module, not {type(model).__name__}.")
-    return network if device == "auto" else network.to(_torch_device(device))
+    return network if device == "auto" else network.to(torch_device(device))
 
 
 def _load_named(name: str, device: str) -> Backbone:
@@ -313,15 +314,6 @@ def _cache_of(network: Backbone, model: Any, cache: bool | str | Path) -> Featur
     if cache is False or isinstance(model, nn.Module):
         return None
     return FeatureCache.of(network, DataPaths(chosen_cache=None if cache is True else cache))
-
-
-def _torch_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=torch.device(name)).device
-    except (RuntimeError, AssertionError, TypeError) as error:  # torch without CUDA raises an AssertionError
-        raise UserError(f"There is no device {name!r} here ({_first_line(error)}); use 'auto'.") from None
 
 
 def _name(model: Any) -> str:

@@ -1,1 +1,1 @@
-"""What people look at: tables, plots, pages, the demo and the comparison."""
+"""Tables, plots and pages; the demo and the comparison of methods."""

@@ -1,6 +1,5 @@
-"""Every method on the same images: trained briefly, tested on unseen scripts, timed side by side."""
+"""The comparison of all methods: trained briefly on the same images, tested on unseen scripts, timed."""
 
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from gpldla import __version__
 from gpldla.classifier.model import FewShotModel
 from gpldla.data import Access, DataPaths, load_protocol
 from gpldla.evaluation import PartEvaluator, Task, measure
+from gpldla.reports.demo import demo_command
 from gpldla.reports.html import write_comparison_report
 from gpldla.reports.plots import comparison_plot
 from gpldla.training.methods import Method, find_method, methods
@@ -35,9 +35,9 @@ TIMING_ROUNDS = 5
 def run_comparison(
     folder: Path,
     *,
-    names: Sequence[str] | None = None,
     fast: bool = False,
     seed: int = 0,
+    names: Sequence[str] | None = None,
     data_paths: DataPaths | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
@@ -65,9 +65,8 @@ def run_comparison(
         rows.append(_measured(method, evaluators[method.name], episodes, seed))
     _add_times(rows, evaluators, seed)
 
-    options = ["--fast"] * fast + (["--seed", str(seed)] if seed else [])
     results = {
-        "command": shlex.join(["gpldla", "demo", "--compare", *options, "-o", str(folder)]),
+        "command": demo_command(folder, "--compare", fast=fast, seed=seed),
         **provenance("cpu"),
         "version": __version__,
         "seeds": [seed],
@@ -87,7 +86,7 @@ def run_comparison(
 
 
 def comparison_recipe(method: Method, *, fast: bool, seed: int) -> Recipe:
-    """Return the settings of the comparison with this method's head: everything else is the same for all."""
+    """Return the recipe of a method in the comparison; everything but the head is the same for all."""
     shared = read_settings("compare")
     if fast:
         shared |= {"episodes": 8, "base.epochs": 0.03, "validation.episodes": 5}
@@ -97,7 +96,7 @@ def comparison_recipe(method: Method, *, fast: bool, seed: int) -> Recipe:
 
 
 def _measured(method: Method, evaluator: PartEvaluator, episodes: int, seed: int) -> dict[str, Any]:
-    """Test on unseen scripts: as predicted, and with the temperature from validation classes."""
+    """Test on unseen scripts, without temperature and with the one from validation classes."""
     model = evaluator.model
     row: dict[str, Any] = {
         "method": method.name,
@@ -114,16 +113,16 @@ def _measured(method: Method, evaluator: PartEvaluator, episodes: int, seed: int
 
 
 def _add_times(rows: list[dict[str, Any]], evaluators: dict[str, PartEvaluator], seed: int) -> None:
-    """Time adaptation and prediction of one episode, all methods in turn; features count where they adapt."""
+    """Time adapting and predicting per episode, all methods in turn; MAML's time includes the network."""
 
-    def answer(name: str) -> Callable[[], object]:
+    def prediction(name: str) -> Callable[[], object]:
         model: FewShotModel = evaluators[name].model
         support, labels, query = evaluators[name].one_episode(TIMED_TASK, seed=seed, split="novel")
         return lambda: model.posterior(support, labels, TIMED_TASK.ways).log_prob(query)
 
     with torch.no_grad():
         seconds = seconds_per_call(
-            {name: answer(name) for name in evaluators}, torch.device("cpu"), TIMING_ROUNDS
+            {name: prediction(name) for name in evaluators}, torch.device("cpu"), TIMING_ROUNDS
         )
     for row in rows:
         spent = seconds[row["method"]]
@@ -139,7 +138,7 @@ def comparison_table(rows: list[dict[str, Any]]) -> Table:
         title_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
-        caption="T: temperature from a validation script. ms: adaptation and prediction of an episode.",
+        caption="T: temperature from a validation script. ms: adapting and predicting, per episode.",
         caption_justify="left",
     )
     table.add_column("method", no_wrap=True)
@@ -160,7 +159,7 @@ def comparison_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def verdict(rows: list[dict[str, Any]]) -> list[str]:
-    """Say where GPLDLA stands, for better or worse."""
+    """Compare GPLDLA with the other methods in sentences."""
     ours = next((row for row in rows if row["method"] == OURS), None)
     if ours is None or len(rows) < 2:
         return []
@@ -173,12 +172,12 @@ def verdict(rows: list[dict[str, Any]]) -> list[str]:
     else:
         word = "more" if difference > 0 else "less"
         accuracy = f"GPLDLA is {abs(difference):.1f} points {word} accurate than {best['title']}"
-    likelier = [row["title"] for row in others if row["nll"] < ours["nll"]]
-    calibrated = [row["title"] for row in others if row["ece"] < ours["ece"]]
+    better_nll = [row["title"] for row in others if row["nll"] < ours["nll"]]
+    better_ece = [row["title"] for row in others if row["ece"] < ours["ece"]]
     return [
         f"{accuracy} (1-shot).",
-        f"Likelihood without temperature: {_better(likelier)}.",
-        f"Calibration error without temperature: {_better(calibrated)}.",
+        f"Likelihood without temperature: {_better(better_nll)}.",
+        f"Calibration error without temperature: {_better(better_ece)}.",
     ]
 
 

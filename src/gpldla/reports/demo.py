@@ -1,4 +1,4 @@
-"""The main job on embedded data: meta-train, test on unseen classes and another domain, write a report."""
+"""The demo on embedded data: meta-train, test on unseen classes and another domain, write a report."""
 
 import shlex
 import time
@@ -27,7 +27,7 @@ from gpldla.utils.progress import Reporter, say
 
 @dataclass(frozen=True)
 class Setting:
-    """One line of the results: which tasks, from which data."""
+    """The tasks of one row of the results, and their data set."""
 
     label: str
     dataset: str
@@ -61,24 +61,22 @@ def run_demo(
     console = console or Console()
     started = time.monotonic()
     recipe = read_recipe("demo-fast" if fast else "demo", {"seed": seed})
-    queries = 3_000 if fast else 45_000  # tested in each setting
     protocols = {
         name: load_protocol(name, access=Access(data_paths or DataPaths(), Reporter(console)))
         for name in ("glyphs", "glyphs-digits")
     }
-
     model_folder = folder / ("model-fast" if fast else "model")
     trained = train(
         recipe, model_folder, accelerator="cpu", protocol=protocols[recipe.dataset], console=console
     )
     if not trained.finished:
         raise KeyboardInterrupt
-    model = trained.model
-    ours = {name: ProtocolEvaluator(model, protocol) for name, protocol in protocols.items()}
+    evaluators = {name: ProtocolEvaluator(trained.model, protocol) for name, protocol in protocols.items()}
+    n_queries = 3_000 if fast else 45_000
     evaluations = {
-        setting: ours[setting.dataset].evaluate(
+        setting: evaluators[setting.dataset].evaluate(
             setting.task,
-            episodes=queries // (setting.task.ways * setting.task.queries),
+            episodes=n_queries // (setting.task.ways * setting.task.queries),
             repeats=1,
             seed=seed,
         )
@@ -87,54 +85,76 @@ def run_demo(
     rows = _rows(evaluations, recipe, protocols)
     console.print(_results_table(rows))
 
-    metrics = read_metrics(model_folder)
     report, results = folder / "report.html", folder / "results.json"
-    options = ["--fast"] * fast + (["--seed", str(seed)] if seed else [])
-    command = shlex.join(["gpldla", "demo", *options, "-o", str(folder)])
-    write_json(
-        results,
-        {"command": command, "version": __version__, "recipe": recipe.as_dict(), "rows": rows},
-    )
-    write_demo_report(
-        report,
-        {
-            "training_seconds": round(model.info["seconds"]),
-            "total_seconds": round(time.monotonic() - started),
-            "base_scripts": _listed(SCRIPTS_OF_PART["base"]),
-            "validation_scripts": _listed(SCRIPTS_OF_PART["validation"]),
-            "cards": _cards(rows),
-            "n_queries": f"{queries:,}",
-            "results": rows,
-            "reliability_plot": reliability_plot(
-                _before_and_after(LETTERS, evaluations[LETTERS], model)
-                + _before_and_after(DIGITS, evaluations[DIGITS], model)
-            ),
-            "verdict": _verdict(rows),
-            "episodes": [
-                _draw(ours["glyphs"], LETTERS.task, "Unseen script, one example a letter", 0),
-                _draw(ours["glyphs"], SETTINGS[1].task, "Unseen script, five examples a letter", 1),
-                _draw(ours["glyphs-digits"], DIGITS.task, "Handwritten digits, one example a digit", 2),
-            ],
-            "n_training_episodes": f"{recipe.episodes:,}",
-            "ways": recipe.ways,
-            "shots": recipe.shots,
-            "training_plot": training_plot(metrics),
-            "prior_plot": prior_plot(metrics),
-            "command": command,
-            "version": __version__,
-            "seed": recipe.seed,
-            "model_folder": shlex.quote(str(model_folder)),
-            "results_file": str(results),
-        },
-    )
+    made_by = {"command": demo_command(folder, fast=fast, seed=seed), "version": __version__}
+    write_json(results, {**made_by, "recipe": recipe.as_dict(), "rows": rows})
+    facts = {
+        **made_by,
+        **_training_facts(recipe, trained.model, model_folder),
+        **_result_facts(rows, evaluations, trained.model),
+        "n_queries": f"{n_queries:,}",
+        "episodes": _drawn_episodes(evaluators),
+        "total_seconds": round(time.monotonic() - started),
+        "results_file": str(results),
+    }
+    write_demo_report(report, facts)
     say(console, f"Done in {time.monotonic() - started:.0f} s. Open {report} in a browser.")
     return {"rows": rows}
+
+
+def demo_command(folder: Path, *flags: str, fast: bool, seed: int) -> str:
+    """Return the command that writes the same results."""
+    options = ["--fast"] * fast + (["--seed", str(seed)] if seed else [])
+    return shlex.join(["gpldla", "demo", *flags, *options, "-o", str(folder)])
+
+
+def _training_facts(recipe: Recipe, model: FewShotModel, folder: Path) -> dict[str, Any]:
+    """Return what the page shows of the training."""
+    metrics = read_metrics(folder)
+    return {
+        "training_seconds": round(model.info["seconds"]),
+        "base_scripts": _listed(SCRIPTS_OF_PART["base"]),
+        "validation_scripts": _listed(SCRIPTS_OF_PART["validation"]),
+        "n_training_episodes": f"{recipe.episodes:,}",
+        "ways": recipe.ways,
+        "shots": recipe.shots,
+        "seed": recipe.seed,
+        "training_plot": training_plot(metrics),
+        "prior_plot": prior_plot(metrics),
+        "model_folder": shlex.quote(str(folder)),
+    }
+
+
+def _result_facts(
+    rows: list[dict[str, Any]], evaluations: dict[Setting, Evaluation], model: FewShotModel
+) -> dict[str, Any]:
+    """Return what the page shows of the evaluation."""
+    panels = [
+        panel
+        for setting in (LETTERS, DIGITS)
+        for panel in _before_and_after(setting, evaluations[setting], model)
+    ]
+    return {
+        "results": rows,
+        "cards": _cards(rows),
+        "verdict": _verdict(rows),
+        "reliability_plot": reliability_plot(panels),
+    }
+
+
+def _drawn_episodes(evaluators: dict[str, ProtocolEvaluator]) -> list[DrawnEpisode]:
+    letters, digits = evaluators["glyphs"], evaluators["glyphs-digits"]
+    return [
+        _draw(letters, LETTERS.task, "Unseen script, one example per letter", 0),
+        _draw(letters, SETTINGS[1].task, "Unseen script, five examples per letter", 1),
+        _draw(digits, DIGITS.task, "Handwritten digits, one example per digit", 2),
+    ]
 
 
 def _rows(
     evaluations: dict[Setting, Evaluation], recipe: Recipe, protocols: dict[str, Protocol]
 ) -> list[dict[str, Any]]:
-    """Put the controls beside the trained model: the nearest class mean, on the same episodes."""
+    """Return the results of the model and of two controls, nearest class means, on the same episodes."""
     torch.manual_seed(recipe.seed)
     untrained = FewShotModel(recipe.backbone, "protonet")
     controls = {
@@ -168,27 +188,27 @@ def _cards(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
         },
         {
             "value": f"{letters['ece_model_temperature']:.1f} points",
-            "text": "between stated confidence and real accuracy there",
+            "text": "between confidence and accuracy on them",
         },
         {
             "value": f"{digits['accuracy']:.0f} %",
-            "text": "right on handwritten digits, though it learned from printed letters only; pixels reach"
+            "text": "right on handwritten digits, after training on printed letters only; pixels reach"
             f" {digits['pixels']:.0f} %",
         },
         {
             "value": f"{digits['ece_model_temperature']:.1f} points",
-            "text": "between confidence and accuracy on digits: trust it less far from home",
+            "text": "between confidence and accuracy on digits: less reliable on another domain",
         },
     ]
 
 
 def _verdict(rows: list[dict[str, Any]]) -> list[str]:
-    """Say in words what the temperature did to the calibration, for better or worse."""
+    """Describe in sentences how the temperature changed the calibration."""
     sentences = []
     for setting in (LETTERS, DIGITS):
         row = _row_of(setting, rows)
         gains = [row[f"{measure}_model_temperature"] < row[measure] for measure in ("ece", "nll")]
-        change = ("makes it worse", "is a mixed gain", "brings it closer to the truth")[sum(gains)]
+        change = ("makes calibration worse", "has a mixed effect", "improves calibration")[sum(gains)]
         sentences.append(
             f"On {setting.label}, the temperature {change}: the calibration error goes from"
             f" {row['ece']:.1f} to {row['ece_model_temperature']:.1f} points,"
@@ -225,18 +245,18 @@ def _before_and_after(
 
 
 def _draw(evaluator: ProtocolEvaluator, task: Task, title: str, seed: int) -> DrawnEpisode:
-    """Answer one random task and collect what a person needs to see of it."""
+    """Predict one random task, and return its images and probabilities."""
     part = evaluator.protocol.part("novel")
     drawn = task.sampler(part, seed=seed, split="report").draw(0, 1)
-    answers = evaluator.part("novel").predict(task, episodes=1, seed=seed, split="report")
-    probabilities = apply_temperature(answers.log_prob[0], evaluator.model.temperature).exp().numpy()
+    predictions = evaluator.part("novel").predict(task, episodes=1, seed=seed, split="report")
+    probabilities = apply_temperature(predictions.log_prob[0], evaluator.model.temperature).exp().numpy()
     shown = torch.randperm(len(drawn.query_labels), generator=torch.Generator().manual_seed(seed))[
         :DRAWN_QUERIES
     ]
     return DrawnEpisode(
         title,
         [part.class_names[c] for c in drawn.classes[0].tolist()],
-        [list(part.read(numbers)) for numbers in drawn.support[0].view(task.ways, task.shots).numpy()],
+        [list(part.read(indices)) for indices in drawn.support[0].view(task.ways, task.shots).numpy()],
         [
             DrawnQuery(image, int(drawn.query_labels[i]), probabilities[i])
             for i, image in zip(shown.tolist(), part.read(drawn.query[0, shown].numpy()))

@@ -15,7 +15,7 @@ from gpldla.utils.files import write_atomically
 
 @dataclass(frozen=True)
 class DrawnQuery:
-    """One query of a drawn episode: its picture, the truth and the probabilities of all classes."""
+    """One query of a drawn episode: its picture, the index of its class, and all probabilities."""
 
     image: np.ndarray  # uint8 [1, h, w]
     truth: int
@@ -24,21 +24,21 @@ class DrawnQuery:
 
 @dataclass(frozen=True)
 class DrawnEpisode:
-    """An episode to look at: a few support images a class, and some queries."""
+    """An episode to be shown: its support images per class, and some of its queries."""
 
     title: str
     class_names: list[str]
-    support: list[list[np.ndarray]]  # a class, its images
+    support: list[list[np.ndarray]]  # per class, its images
     queries: list[DrawnQuery]
 
 
 def write_demo_report(path: Path, facts: dict[str, Any]) -> None:
-    """Write the page of the demo, one self-contained file."""
+    """Write the page of the demo."""
     _write_page(path, "demo.html", facts)
 
 
 def write_comparison_report(path: Path, facts: dict[str, Any]) -> None:
-    """Write the page of the comparison, one self-contained file."""
+    """Write the page of the comparison."""
     _write_page(path, "compare.html", facts)
 
 
@@ -55,7 +55,7 @@ def _write_page(path: Path, template: str, facts: dict[str, Any]) -> None:
 
 
 def picture_uri(image: np.ndarray) -> str:
-    """Turn uint8 [1, h, w] to a data URI."""
+    """Encode uint8 [1, h, w] as a data URI."""
     buffer = io.BytesIO()
     Image.fromarray(image[0]).save(buffer, format="PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

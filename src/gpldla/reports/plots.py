@@ -12,7 +12,7 @@ from markupsafe import Markup
 from gpldla.classifier.calibration import Reliability
 from gpldla.utils.plot_style import ACCENT, GRID, INK, MUTED, SECOND, style_axes
 
-MAX_LINE_POINTS = 60  # in a plot of training; many more are noise
+MAX_LINE_POINTS = 60  # per line of a training plot; with many more it shows mostly noise
 
 
 def training_plot(metrics: Sequence[dict[str, float]]) -> Markup:
@@ -25,22 +25,22 @@ def training_plot(metrics: Sequence[dict[str, float]]) -> Markup:
 def training_curve(
     metrics: Sequence[dict[str, float]], title: str, *, training: str, validation: str
 ) -> bytes:
-    """The same as PNG, for the card of a model, with the weights that were kept.
+    """The same as PNG for a model card, with a mark at the weights that were kept.
 
-    training, validation: what the tasks of each are called
+    training, validation: labels of the two curves
     """
     figure, (left, right) = _training_figure(metrics, training, validation)
     episodes, accuracies = _series(metrics, "validation_accuracy")
     best = int(np.argmax(accuracies))
     label = f"kept weights: {accuracies[best]:.1f} %"
     right.plot(episodes[best], accuracies[best], "*", color=INK, ms=11, zorder=4, label=label)
-    right.set_ylim(0, None)  # which leaves room for the legend
+    right.set_ylim(0, None)  # leaves room for the legend
     right.legend(frameon=False, loc="lower right", fontsize=8.5)
     for axes in (left, right):
         axes.xaxis.set_major_formatter("{x:,.0f}")
     figure.suptitle(title, fontsize=11, color=INK)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})  # the same bytes every time
+    figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})  # reproducible bytes
     return buffer.getvalue()
 
 
@@ -57,7 +57,7 @@ def _training_figure(
 
 
 def _plot_noisy(axes: Any, steps: list[float], values: list[float], *, label: str) -> None:
-    """Draw a line; where it has very many points, the mean of each stretch, and where most of it lies."""
+    """Draw a line; one with many points as the mean of each interval, with a band from 10 % to 90 %."""
     stretch = len(steps) // MAX_LINE_POINTS
     if stretch > 1:
         whole = len(steps) // stretch * stretch
@@ -79,16 +79,16 @@ def prior_plot(metrics: Sequence[dict[str, float]]) -> Markup:
 
 
 def reliability_plot(panels: Sequence[tuple[str, str, Reliability]]) -> Markup:
-    """Reliability diagrams side by side: accuracy against confidence, and how often each occurs.
+    """Reliability diagrams side by side: accuracy against confidence, and the share of queries per bin.
 
-    A panel is its title, its subtitle and the bins.
+    panels: the title, subtitle and bins of each
     """
     figure, axes = _figure(1, len(panels), (3.1 * len(panels), 3.7))
     for ax, (title, subtitle, bins) in zip(axes, panels):
         middles, width = (bins.edges[1:] + bins.edges[:-1]) / 2, np.diff(bins.edges)
         ax.bar(middles, bins.counts / bins.counts.sum(), width * 0.9, color=GRID, label="share of queries")
         ax.plot([0, 1], [0, 1], color=MUTED, lw=1, ls="--")
-        seen = bins.counts >= 20  # fewer say nothing about an accuracy
+        seen = bins.counts >= 20  # too few queries for an accuracy
         ax.plot(bins.confidence[seen], bins.accuracy[seen], "o-", color=ACCENT, ms=4, label="accuracy")
         ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", aspect="equal")
         ax.set_title(f"{title}\n{subtitle}: ECE {bins.error:.1f} %", fontsize=10, color=INK)
@@ -98,9 +98,9 @@ def reliability_plot(panels: Sequence[tuple[str, str, Reliability]]) -> Markup:
 
 
 def comparison_plot(rows: Sequence[dict[str, Any]], highlighted: str) -> Markup:
-    """Accuracy of each method, with its interval, against the time of an episode.
+    """Accuracy of each method, with its interval, against its time per episode.
 
-    The height is the log of the error, which tells good methods apart; the ticks say the accuracy.
+    The vertical axis is the log of the error, which separates good methods; its ticks show the accuracy.
     """
     figure, (axes,) = _figure(1, 1, (9, 5.4))
     times = [row["ms_an_episode"] for row in rows]
@@ -108,7 +108,7 @@ def comparison_plot(rows: Sequence[dict[str, Any]], highlighted: str) -> Markup:
     axes.set(
         xscale="log",
         yscale="log",
-        xlabel="milliseconds an episode, adaptation and prediction (features apart)",
+        xlabel="milliseconds per episode for adapting and predicting, without features",
         ylabel="accuracy on unseen scripts, 5-way 1-shot, %",
         xlim=(min(times) / 1.6, max(times) * 5),
         ylim=(min(100, max(errors) * 1.4), min(errors) / 1.4),
@@ -124,12 +124,12 @@ def comparison_plot(rows: Sequence[dict[str, Any]], highlighted: str) -> Markup:
         axes.errorbar(x, y, interval, fmt="o", lw=1, **style)
     titles = [row["title"] for row in rows]
     points = axes.transAxes.inverted().transform(axes.transData.transform(list(zip(times, errors))))
-    for row, point, place in zip(rows, points, _label_places(points, titles)):
+    for row, point, position in zip(rows, points, _label_positions(points, titles)):
         ours = row["method"] == highlighted
         axes.annotate(
             row["title"],
             point,
-            place,
+            position,
             xycoords="axes fraction",
             textcoords="axes fraction",
             fontsize=8.5,
@@ -138,17 +138,19 @@ def comparison_plot(rows: Sequence[dict[str, Any]], highlighted: str) -> Markup:
             weight="bold" if ours else "normal",
             arrowprops={"arrowstyle": "-", "color": MUTED, "lw": 0.5, "shrinkB": 3},
         )
-    return _svg(figure, "Accuracy of each method against its time an episode")
+    return _svg(figure, "Accuracy of each method against its time per episode")
 
 
-def _label_places(points: Sequence[tuple[float, float]], titles: Sequence[str]) -> list[tuple[float, float]]:
-    """Return where labels may stand beside their points without covering another, in fractions of the axes.
+def _label_positions(
+    points: Sequence[tuple[float, float]], titles: Sequence[str]
+) -> list[tuple[float, float]]:
+    """Return positions of labels that do not overlap, in fractions of the axes.
 
-    One after the other, from the top; each takes the nearest free place to the right of its point.
+    From the top down, each label takes the nearest free position to the right of its point.
     """
     height, character, gap = 0.04, 0.0105, 0.015
     taken = [(x - 0.008, x + 0.008, y) for x, y in points]  # left, right, middle
-    places: dict[int, tuple[float, float]] = {}
+    positions: dict[int, tuple[float, float]] = {}
     for i in sorted(range(len(points)), key=lambda i: -points[i][1]):
         (x, y), width = points[i], character * len(titles[i])
         for step in range(40):  # 0, 1 up, 1 down, 2 up, ...
@@ -160,9 +162,9 @@ def _label_places(points: Sequence[tuple[float, float]], titles: Sequence[str]) 
             )
             if free and 0.02 < middle < 0.99:
                 break
-        places[i] = (left, middle)
+        positions[i] = (left, middle)
         taken.append((left, left + width, middle))
-    return [places[i] for i in range(len(points))]
+    return [positions[i] for i in range(len(points))]
 
 
 def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
@@ -182,9 +184,7 @@ def _series(metrics: Sequence[dict[str, float]], name: str) -> tuple[list[float]
 
 def _svg(figure: Any, description: str) -> Markup:
     buffer = io.StringIO()
-    with matplotlib.rc_context(
-        {"svg.hashsalt": "gpldla", "svg.fonttype": "path"}
-    ):  # the same bytes every time
+    with matplotlib.rc_context({"svg.hashsalt": "gpldla", "svg.fonttype": "path"}):  # reproducible bytes
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]

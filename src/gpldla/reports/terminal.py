@@ -1,19 +1,21 @@
-"""Tables for the terminal."""
+"""Tables and sentences for the terminal."""
 
+import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
-from gpldla.classifier.answers import Answer, FitSummary
+from gpldla.classifier.answers import UNSURE, Answer, FitSummary
 from gpldla.data.splits import PARTS
+from gpldla.data.user_files import printable
 
 
 def evaluation_table(numbers: dict[str, Any]) -> Table:
-    """Show one evaluation; a row a kind of temperature."""
+    """Show one evaluation, with one row per kind of temperature."""
     table = Table(
         title=escape(numbers["dataset"]) + f", {numbers['ways']}-way {numbers['shots']}-shot, novel classes,"
         f" {numbers['repeats']} × {numbers['episodes']} episodes",
@@ -43,8 +45,8 @@ def evaluation_table(numbers: dict[str, Any]) -> Table:
 
 
 def models_table(models: Sequence[dict[str, Any]]) -> Table:
-    """Show the shipped models with their accuracy on novel classes; a row a model."""
-    # Without lines between columns, so that names, to be copied from here, are whole in 80 characters.
+    """Show the shipped models with their accuracy on novel classes, one row per model."""
+    # No lines between columns, so that the names, which users copy, fit into 80 characters.
     table = Table(title="Shipped models", title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
     for column in ("model", "trained on", "network"):
         table.add_column(column, overflow="fold")
@@ -65,7 +67,7 @@ def models_table(models: Sequence[dict[str, Any]]) -> Table:
 
 
 def fit_tables(summary: FitSummary) -> list[Table]:
-    """Show the classes of a fit, the pairs most confused and the examples that look mislabelled."""
+    """Show the classes of a fit, the most confused pairs and the examples that look mislabelled."""
     classes = Table("class", Column("examples", justify="right"), title="Classes", title_justify="left")
     for name, count in summary.counts.items():
         classes.add_row(escape(str(name)), str(count))
@@ -87,7 +89,7 @@ def fit_tables(summary: FitSummary) -> list[Table]:
             "label",
             "looks like",
             Column("probability", justify="right"),
-            title="Perhaps mislabelled: the other examples speak against these",
+            title="Perhaps mislabelled: the other examples contradict these labels",
             title_justify="left",
         )
         for one in summary.suspects:
@@ -98,8 +100,16 @@ def fit_tables(summary: FitSummary) -> list[Table]:
     return tables
 
 
+def leave_one_out_line(summary: FitSummary) -> str:
+    """Summarise the leave-one-out test of a fit in one sentence."""
+    if summary.accuracy is None or summary.nll is None:
+        return "Every class has a single example, so none can be left out to test the classifier."
+    accuracy, nll = f"accuracy {summary.accuracy:.1f} %", f"NLL {summary.nll:.3f}"
+    return f"Leave-one-out: {accuracy}, {nll}, on {summary.tested} examples."
+
+
 def answers_table(answers: Sequence[Answer]) -> Table:
-    """Show what is said of each item: the answer, how sure it is, and what else it may be."""
+    """Show the answer for each item, its probability and the second most probable class."""
     table = Table(Column("item", overflow="fold"), "answer", Column("p", justify="right"), "or")
     if any(one.none_of_these is not None for one in answers):
         table.add_column("none of these", justify="right")
@@ -117,8 +127,20 @@ def answers_table(answers: Sequence[Answer]) -> Table:
     return table
 
 
+def write_answers_csv(stream: TextIO, answers: Sequence[Answer]) -> None:
+    """Write one line per item, with one column per class."""
+    writer = csv.writer(stream, lineterminator="\n")
+    classes = answers[0].probabilities if answers else ()
+    writer.writerow(["item", "answer", "probability", "none_of_these", *map(printable, classes)])
+    for one in answers:
+        answer = UNSURE if one.unsure else one.label
+        none = "" if one.none_of_these is None else f"{one.none_of_these:.4f}"
+        values = [f"{p:.6f}" for p in one.probabilities.values()]
+        writer.writerow([one.item, answer, f"{one.probability:.6f}", none, *values])
+
+
 def inventory_tables(stock: dict[str, Any]) -> tuple[Table, Table]:
-    """Show the data sets that are there, and the classes of each protocol."""
+    """Show which data sets were found, and the classes of each protocol."""
     sets = Table(
         "data set", "found in", title=escape(f"Data root {stock['data_root']}"), title_justify="left"
     )
@@ -128,15 +150,15 @@ def inventory_tables(stock: dict[str, Any]) -> tuple[Table, Table]:
     sets.add_column("state")
     for name, facts in stock["sets"].items():
         if not facts["found"]:
-            there = facts["place"] is not None
-            place = _place(facts["place"], root) if there else ""
-            sets.add_row(name, escape(place), "", "", "no images" if there else "missing")
+            exists = facts["place"] is not None
+            path = _shown_path(facts["place"], root) if exists else ""
+            sets.add_row(name, escape(path), "", "", "no images" if exists else "missing")
             continue
-        place = "embedded" if facts["embedded"] else _place(facts["place"], root)
+        path = "embedded" if facts["embedded"] else _shown_path(facts["place"], root)
         state = ("complete" if facts["complete"] else "not complete") + (
             ", packed" if facts["packed"] else ""
         )
-        sets.add_row(name, escape(place), f"{facts['classes']:,}", f"{facts['images']:,}", state)
+        sets.add_row(name, escape(path), f"{facts['classes']:,}", f"{facts['images']:,}", state)
     protocols = Table("protocol", title="Protocols: classes of each part", title_justify="left")
     for part in PARTS:
         protocols.add_column(part, justify="right")
@@ -148,11 +170,11 @@ def inventory_tables(stock: dict[str, Any]) -> tuple[Table, Table]:
     return sets, protocols
 
 
-def _place(place: str | None, root: str) -> str:
-    if place is None:
+def _shown_path(found: str | None, root: str) -> str:
+    if found is None:
         return "packed copy only"
-    path = Path(place)
-    return str(path.relative_to(root)) if path.is_relative_to(root) else place
+    path = Path(found)
+    return str(path.relative_to(root)) if path.is_relative_to(root) else found
 
 
 def _class_count(facts: dict[str, Any]) -> str:

@@ -76,15 +76,18 @@ class ProcessGroup:
         return bool(total.item() > 0)
 
 
-def make_fabric(accelerator: str, devices: int, nodes: int, precision: str) -> Fabric:
+def make_fabric(device: torch.device, devices: int, nodes: int, precision: str) -> Fabric:
     """Return Fabric for one process, or for many: started here, or by torchrun or SLURM."""
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it logs each step of its own
     devices, nodes = _as_launched(devices, nodes)
-    settings: dict[str, Any] = {"accelerator": accelerator, "precision": precision}
-    if accelerator == "cuda" and devices > torch.cuda.device_count():
+    settings: dict[str, Any] = {"accelerator": device.type, "precision": precision}
+    if device.type == "cuda" and devices > torch.cuda.device_count():
         raise UserError(f"--devices {devices} is more than the {torch.cuda.device_count()} GPUs here.")
+    numbered = device.type == "cuda" and device.index is not None
     if devices * nodes == 1:
-        return Fabric(devices=1, **settings)
+        return Fabric(devices=[device.index] if numbered else 1, **settings)
+    if numbered:
+        raise UserError(f"--device {device} is a single GPU; use --device cuda with --devices or --nodes.")
     return Fabric(devices=devices, num_nodes=nodes, strategy=_UnwrappedDDPStrategy(), **settings)
 
 

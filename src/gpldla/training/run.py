@@ -27,6 +27,7 @@ from gpldla.training.process_group import make_fabric, report_errors_once, repor
 from gpldla.training.recipe import HeadSettings, Recipe, flatten, stored_settings
 from gpldla.training.stage import Acceleration, RunningMeans, Stage, StageContext
 from gpldla.training.validation import Validation
+from gpldla.utils.devices import torch_device
 from gpldla.utils.errors import UserError
 from gpldla.utils.files import check_writable, exclusive_lock, remove_partial_file
 from gpldla.utils.process import stop_signals
@@ -50,7 +51,7 @@ def train(
     recipe: Recipe,
     folder: str | Path,
     *,
-    accelerator: str = "auto",
+    accelerator: str | torch.device = "auto",
     devices: int = 1,
     nodes: int = 1,
     data_paths: DataPaths | None = None,
@@ -75,9 +76,7 @@ def train(
     elif (folder / "config.json").exists():
         raise UserError(f"{folder} already holds a model; choose another folder.")
     check_writable(folder)
-    if accelerator == "auto":  # Fabric's own choice includes Apple's GPU, which has no float64
-        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    fabric = make_fabric(accelerator, devices, nodes, recipe.precision)
+    fabric = make_fabric(torch_device(accelerator), devices, nodes, recipe.precision)
     with report_lost_processes(fabric):
         fabric.launch()
         is_first = fabric.global_rank == 0

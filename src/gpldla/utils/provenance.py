@@ -6,11 +6,13 @@ from pathlib import Path
 
 import torch
 
+from gpldla.utils.devices import torch_device
+
 
 def provenance(device: str | torch.device | None = None) -> dict[str, str]:
-    """Return the commit and the device, for the JSON in results/; by default CUDA if available."""
-    kind = torch.device(device).type if device else ("cuda" if torch.cuda.is_available() else "cpu")
-    return {"commit": _commit(), "device": f"{_device(kind)}, torch {torch.__version__}"}
+    """Return the commit and the device, for the JSON in results/; by default CUDA where there is one."""
+    where = _device(torch_device(device or "auto"))
+    return {"commit": _commit(), "device": f"{where}, torch {torch.__version__}"}
 
 
 def _commit() -> str:
@@ -22,7 +24,7 @@ def _commit() -> str:
         return "unknown"
 
 
-def _device(kind: str) -> str:
-    if kind == "cuda":
-        return torch.cuda.get_device_name()
+def _device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     return f"{torch.get_num_threads()} CPU threads, {platform.machine()}"

@@ -1,4 +1,4 @@
-"""The paper's tables, with its numbers and ours side by side; nothing is run."""
+"""The paper's tables with its results and ours side by side, from stored measurements."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from gpldla.reports.paper_tables.side_by_side import side_by_side, stand_in_for
 from gpldla.reports.paper_tables.times import read_rows, read_times, times_table
 from gpldla.utils.errors import UserError, did_you_mean
 
-METHODS = "methods"  # the name of the view of all methods
+METHODS = "methods"  # names all tables together, and the comparison of all methods
 
 __all__ = [
     "METHODS",
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def tables(name: str | None = None, folder: Path | None = None) -> list[RenderableType]:
-    """Return all tables or one of them; with the name "methods", all that we know of every method."""
+    """Return all tables or one of them; for "methods" all tables and the comparison of all methods."""
     folder = results_folder(folder)
     shown: list[RenderableType] = [
         table for paper in _chosen(name) for table in result_tables(paper, folder, read_cells(folder))
@@ -41,7 +41,7 @@ def tables(name: str | None = None, folder: Path | None = None) -> list[Renderab
 
 
 def result_tables(paper: PaperTable, folder: Path, cells: list[Cell]) -> list[ResultTable]:
-    """Return a table of the paper with our numbers beside it, cut into narrow ones."""
+    """Return a table of the paper with our results beside it, split into narrow tables."""
     return [times_table(paper, folder)] if paper.name == RUNNING_TIME else side_by_side(paper, cells)
 
 
@@ -59,12 +59,12 @@ def _comparison(folder: Path) -> RenderableType:
 
     results = read_rows(folder / "compare.json")
     shown = comparison_table(results["rows"])
-    shown.caption = f"{shown.caption}\nBy {results['command']} on {results['device']}."
+    shown.caption = f"{shown.caption}\nMeasured by {results['command']} on {results['device']}."
     return shown
 
 
 def as_json(name: str | None = None, folder: Path | None = None) -> str:
-    """Return the paper's numbers of `tables(name)` and ours for the same settings, times too, as JSON."""
+    """Return the contents of `tables(name)` as JSON: the paper's results, ours, and the running times."""
     chosen, folder = _chosen(name), results_folder(folder)
     settings = {setting for table in chosen if table.name != RUNNING_TIME for setting in table.settings}
     settings |= {stand_in_for(setting) for setting in settings}

@@ -7,15 +7,15 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-BETTER, WORSE = "▲", "▼"  # for terminals that do not show bold
+BETTER, WORSE = "▲", "▼"  # shown on terminals, some of which have no bold
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What stands in one place of a table.
+    """The content of one cell of a table.
 
-    better: than what it is compared with
-    sign:   BETTER or WORSE, which only a terminal needs
+    better: whether it is better than what it is compared with
+    sign:   BETTER or WORSE, shown only on a terminal
     mark:   refers to a note
     """
 
@@ -25,23 +25,23 @@ class Entry:
     mark: str = ""
 
     def for_terminal(self) -> Text:
-        """Return the text with its marks before it, so that numbers stand in line."""
+        """Return the text with its marks before it, so that numbers are aligned."""
         return Text(f"{self.mark}{self.sign}{self.text}", style="bold" if self.better else "")
 
     def for_markdown(self) -> str:
-        """Return the text, in bold if it is the better."""
+        """Return the text, in bold if it is the better one."""
         text = f"**{self.text}**" if self.better else self.text
         return f"{text} {self.mark}" if self.mark else text
 
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Rows of entries under their names.
+    """Named rows of entries, with notes.
 
-    head:   of each column but the first, the name of its group and its own
-    notes:  sentences; one that is all code is a command
-    legend: how to read it, which a page with many tables says once
-    named:  what the first column names
+    head:   for each column but the first, the name of its group and its own name
+    notes:  sentences; a note in backticks is a command
+    legend: how to read the table, which a page with many tables states once
+    named:  the title of the first column
     """
 
     title: str
@@ -79,7 +79,7 @@ def _is_command(note: str) -> bool:
 
 
 def _note_for_terminal(note: str) -> Text:
-    if _is_command(note):  # in one piece, to be copied
+    if _is_command(note):  # in one line, to be copied
         return Text(f"    {note.strip('`')}", no_wrap=True, overflow="ignore")
     return Text(note, "dim")
 

@@ -1,4 +1,4 @@
-"""The page of all results: every table, the plots, and where each number comes from."""
+"""The page of all results: every table, the plots, and the origin of each result."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,25 +21,26 @@ from gpldla.utils.files import check_writable, write_atomically
 INTRODUCTION = """\
 # Results
 
-Every table of the paper, its numbers and ours side by side. `gpldla tables --markdown docs/results.md` makes
-this page from the JSON files in `results/`; the [last section](#where-our-numbers-come-from) has the command,
-the commit, the device and the seeds of each number. `gpldla tables` prints the tables in a terminal.
+Every table of the paper, with its results and ours side by side. `gpldla tables --markdown docs/results.md`
+writes this page from the JSON files in `results/`; the [last section](#how-our-results-were-measured) lists
+the command, commit, device and seeds of each result. `gpldla tables` prints the tables in a terminal.
 
-**Bold** is the better of the two where their ± do not overlap; where they do, neither is. In tables of
-stand-in images it is the best method, if its ± overlaps no other. The ± of the paper is the standard
-deviation over its runs. That of our accuracies is half of the 95 % interval over test tasks, or the standard
-deviation over training seeds where that is larger. Short trainings, so marked, are not compared with the
-paper. Tasks have five classes."""
+**Bold** marks the better of the two results if their ± do not overlap. In tables of stand-in images it marks
+the best method, if its ± overlaps no other. The ± of the paper is the standard deviation over its runs. The ±
+of our accuracies is half of the 95 % interval over test tasks, or the standard deviation over training seeds
+if that is larger. Results marked as short trainings are not compared with the paper. Tasks have five
+classes."""
 
 PLOTS = """\
-Left and middle: reliability diagrams of GPLDLA on novel classes, for its probabilities as they come and with
-one temperature from validation classes. Bars that end on the dashed line are honest, those that end below it
-overconfident; a dotted bar has fewer than 20 queries. Grey is the share of the queries. Right: how accurate
-the answers are that are at least so confident, and how many these are. All of the first training seed."""
+Left and middle: reliability diagrams of GPLDLA on novel classes, without temperature and with the temperature
+from validation classes. Bars that end on the dashed line are calibrated, bars below it overconfident, bars
+above it underconfident; a dotted bar has fewer than 20 queries. Grey bars are the share of the queries.
+Right: the accuracy of all answers above each confidence, and their share. All plots are of the first training
+seed."""
 
 SOURCES = """\
-Each is a file in `results/cells`. Hours are of training, on a device that several trainings shared. Where a
-command has `start=runs/NAME-seed0`, `python -m benchmarks.paper train NAME` makes that network."""
+Each cell is a file in `results/cells`. Hours are training times on a device that several trainings shared. If
+a command contains `start=runs/NAME-seed0`, `python -m benchmarks.paper train NAME` trains that network."""
 
 
 def write_page(page: Path, folder: Path | None = None) -> list[Path]:
@@ -76,33 +77,33 @@ def _pictures_of(page: Path) -> Path:
     return Path("images") / page.stem
 
 
-# ---- the method of the paper, all settings in one table
+# ---- the paper's method: all settings in one table
 
 
 def _at_a_glance(cells: Sequence[Cell]) -> list[str]:
     head = [("", "shots"), ("", "paper"), ("", "ours, trained as the paper says"), ("", "ours, own recipe")]
     measured = [cell for cell in cells if "accuracy" in cell.numbers and not cell.short]
-    own = {(c.setting, c.shots, c.follows_paper): c for c in measured if c.method == OURS}
+    ours_by_key = {(c.setting, c.shots, c.follows_paper): c for c in measured if c.method == OURS}
     rows = []
     for table in paper_tables().values():
         if table.measure != "accuracy":
             continue
         for setting in table.settings:
             for shots, paper in table.texts(OURS, setting).items():
-                ours = [own.get((setting, shots, follows_paper)) for follows_paper in (True, False)]
+                ours = [ours_by_key.get((setting, shots, follows_paper)) for follows_paper in (True, False)]
                 entries = [_beside(paper, cell, setting[0]) for cell in ours]
                 beaten = [compare(paper, cell, "accuracy") for cell in ours if cell is not None]
                 shown = Entry(paper, better=bool(beaten) and all(better is False for better in beaten))
                 rows.append((", ".join(setting), [Entry(str(shots)), shown, *entries]))
     notes = [
-        f"{NOT_YET}: not measured yet. {NO_IMAGES}: not run, it needs images that are not here; the tables"
-        " below have the command for those who have them."
+        f"{NOT_YET}: not measured yet. {NO_IMAGES}: not measured, as its images are not freely available; the"
+        " tables below give the command for those who have them."
     ]
     glance = ResultTable("", head, rows, notes, named="data set, network")
     return [
         "## GPLDLA at a glance",
         "",
-        "Accuracy, %. The paper's is bold where it is better than all of ours.",
+        "Accuracy, %. The paper's result is bold where it is better than all of ours.",
         "",
         *glance.markdown(),
     ]
@@ -114,11 +115,11 @@ def _beside(paper: str, cell: Cell | None, dataset: str) -> Entry:
     return Entry(cell.text("accuracy"), better=compare(paper, cell, "accuracy") is True)
 
 
-# ---- what its probabilities are worth
+# ---- calibration
 
 
 def _plotted(cells: Sequence[Cell]) -> dict[str, list[tuple[str, Cell]]]:
-    """Return what is drawn, a picture a data set and network: cells of GPLDLA with their titles."""
+    """Return what is drawn, one picture per data set and network: cells of GPLDLA with their titles."""
     drawn: dict[str, list[tuple[str, Cell]]] = {}
     with_bins = [cell for cell in cells if cell.method == OURS and AS_PREDICTED in cell.numbers]
     for cell in sorted(with_bins, key=lambda cell: (cell.setting, cell.shots, not cell.follows_paper)):
@@ -129,7 +130,7 @@ def _plotted(cells: Sequence[Cell]) -> dict[str, list[tuple[str, Cell]]]:
 
 def _confidence(cells: Sequence[Cell], pictures: Path) -> list[str]:
     lines = [
-        "## What the probabilities are worth",
+        "## Calibration",
         "",
         PLOTS,
     ]
@@ -140,13 +141,13 @@ def _confidence(cells: Sequence[Cell], pictures: Path) -> list[str]:
     return lines if plotted else [*lines, "", "Not measured yet."]
 
 
-# ---- where the numbers come from
+# ---- how the results were measured
 
 
 def _sources(cells: Sequence[Cell]) -> list[str]:
     """List every cell with its seeds, commit, device and command."""
-    names = ["cell", "accuracy of each seed, %", "interval", "over seeds", "seeds", "hours"]
-    lines = ["## Where our numbers come from", "", SOURCES]
+    names = ["cell", "accuracy per seed, %", "interval", "std over seeds", "seeds", "hours"]
+    lines = ["## How our results were measured", "", SOURCES]
     if not cells:
         return [*lines, "", "Not measured yet."]
     lines += ["", markdown_row([*names, "commit", "device"]), "|---|" + "--:|" * 5 + "---|---|"]

@@ -11,7 +11,7 @@ RUNNING_TIME = "running-time"
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table as printed: one setting a column, and a row of texts a method, empty where there is none."""
+    """A table as printed: one setting per column, one row of texts per method, "" where none is given."""
 
     name: str
     title: str
@@ -25,11 +25,11 @@ class PaperTable:
         return list(dict.fromkeys((column["dataset"], column["backbone"]) for column in self.columns))
 
     def shots(self, setting: tuple[str, str]) -> list[int]:
-        """Return the numbers of shots of a data set and network."""
+        """Return the numbers of shots for a data set and network."""
         return [column["shots"] for column in self.columns if _setting(column) == setting]
 
     def texts(self, method: str, setting: tuple[str, str]) -> dict[int, str]:
-        """Return what the paper says of a method, by the number of shots; nothing where it is silent."""
+        """Return the paper's results of a method by number of shots, without those that it does not give."""
         return {
             column["shots"]: text
             for column, text in zip(self.columns, self.rows.get(method, []))

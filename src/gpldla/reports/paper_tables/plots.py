@@ -1,4 +1,4 @@
-"""Plots of what probabilities are worth: reliability diagrams, and accuracy against confidence."""
+"""Plots of calibration: reliability diagrams, and accuracy against confidence."""
 
 import io
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ AS_PREDICTED, TEMPERED = "reliability", "reliability_val_temperature"
 TITLES = {AS_PREDICTED: "as predicted", TEMPERED: "temperature from validation classes"}
 SHORT_TITLES = {AS_PREDICTED: "as predicted", TEMPERED: "with temperature"}
 COLOURS = {AS_PREDICTED: ACCENT, TEMPERED: SECOND}
-FEWEST = 20  # queries; fewer say nothing about an accuracy
+MIN_QUERIES = 20  # per accuracy that is drawn
 PANEL_WIDTH, ROW_HEIGHT, DPI = 3.7, 4.2, 110
 
 
 def confidence_plots(rows: Sequence[tuple[str, Cell]]) -> bytes:
-    """Return a PNG with a row a cell under its title: two reliability diagrams, and accuracy if unsure
-    answers are left out.
+    """Return a PNG with one titled row per cell: two reliability diagrams, and the accuracy of the answers
+    above each confidence.
     """
     from matplotlib.figure import Figure  # no pyplot: it keeps global state and may want a display
 
@@ -30,11 +30,11 @@ def confidence_plots(rows: Sequence[tuple[str, Cell]]) -> bytes:
         strip.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, weight="bold")
         bins = {name: _bins(cell.numbers[name]) for name in TITLES if name in cell.numbers}
         axes = strip.subplots(2, 3, sharex=True, height_ratios=(5, 2))
-        for place, name in enumerate(TITLES):
+        for column, name in enumerate(TITLES):
             if name in bins:
-                _draw_reliability(axes[:, place], TITLES[name], bins[name], COLOURS[name])
+                _draw_reliability(axes[:, column], TITLES[name], bins[name], COLOURS[name])
             else:
-                for ax in axes[:, place]:
+                for ax in axes[:, column]:
                     ax.set_axis_off()
         _draw_thresholds(axes[:, 2], bins)
         strip.align_ylabels()
@@ -48,10 +48,10 @@ def _bins(written: dict[str, list[float | None]]) -> Reliability:
 
 
 def _draw_reliability(axes: Sequence[Any], title: str, bins: Reliability, colour: str) -> None:
-    """Draw the accuracy of each bin of confidence, and below how many queries are in it."""
+    """Draw the accuracy of each bin of confidence, and below it the share of queries."""
     upper, lower = axes
     middles, widths = (bins.edges[1:] + bins.edges[:-1]) / 2, np.diff(bins.edges)
-    seen, few = bins.counts >= FEWEST, (bins.counts > 0) & (bins.counts < FEWEST)
+    seen, few = bins.counts >= MIN_QUERIES, (bins.counts > 0) & (bins.counts < MIN_QUERIES)
     upper.bar(middles[seen], bins.accuracy[seen], 0.92 * widths[seen], color=colour, alpha=0.75)
     upper.bar(
         middles[few], bins.accuracy[few], 0.92 * widths[few], color="none", edgecolor=colour, ls=":", lw=1
@@ -78,13 +78,13 @@ def _draw_reliability(axes: Sequence[Any], title: str, bins: Reliability, colour
 
 
 def _draw_thresholds(axes: Sequence[Any], bins: dict[str, Reliability]) -> None:
-    """Draw how accurate the answers are that are at least so confident, and below how many these are."""
+    """Draw the accuracy of all answers above each confidence, and below it their share."""
     upper, lower = axes
     lowest = 1.0
     for name, one in bins.items():
         kept = np.cumsum(one.counts[::-1])[::-1]
         right = np.cumsum(np.nan_to_num(one.accuracy * one.counts)[::-1])[::-1]
-        enough = kept >= FEWEST
+        enough = kept >= MIN_QUERIES
         style = {"color": COLOURS[name], "marker": "o", "ms": 3.5, "lw": 1.6, "label": SHORT_TITLES[name]}
         accuracy = right[enough] / kept[enough]
         upper.plot(one.edges[:-1][enough], accuracy, **style)
@@ -93,7 +93,7 @@ def _draw_thresholds(axes: Sequence[Any], bins: dict[str, Reliability]) -> None:
     upper.set_title("accuracy against confidence", fontsize=11, color=INK)
     upper.set_ylabel("accuracy", fontsize=10)
     room = max(1 - lowest, 0.01)
-    upper.set_ylim(1 - 1.6 * room, 1 + 0.05 * room)  # the legend stands below the lines
+    upper.set_ylim(1 - 1.6 * room, 1 + 0.05 * room)  # leaves room for the legend below the lines
     upper.legend(frameon=False, fontsize=9.5, loc="lower right", labelcolor=INK)
     lower.set_ylabel("queries", fontsize=10)
     lower.set_ylim(0, 105)

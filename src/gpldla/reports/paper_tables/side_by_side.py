@@ -1,4 +1,4 @@
-"""Our numbers beside the paper's; for images that are not here, what to run, and a stand-in."""
+"""Our results beside the paper's; where images are missing, the command to run, and a stand-in."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ OURS = "gpldla"
 ABLATIONS = ("laplace", "lda")
 NOT_FREE = {"miniimagenet": "miniImageNet", "tieredimagenet": "tieredImageNet"}
 STAND_INS = {"miniimagenet": "tinyimagenet-mini", "mini-cub": "tinyimagenet-cub"}
-STOOD_IN_FOR = {"miniimagenet": "miniImageNet", "mini-cub": "miniImageNet → CUB"}  # as people know them
-STAND_IN_NETWORKS = {"resnet18": "resnet18-84"}  # their pictures are too small for inputs of 224 pixels
-# What the paper's protocol changes for five shots; the recipes say so, too.
+STOOD_IN_FOR = {"miniimagenet": "miniImageNet", "mini-cub": "miniImageNet → CUB"}  # their usual names
+STAND_IN_NETWORKS = {"resnet18": "resnet18-84"}  # the stand-in images are too small for inputs of 224 pixels
+# What the paper's protocol changes for five shots, as stated in the recipes.
 FIVE_SHOT = "--set shots=5 --set decay_every=4000 --episodes 40000"
 NOT_YET, NO_IMAGES = "–", "no images"
 NOTE_MARKS = "†‡§¶"
 
-# The columns of ours, by the measure of the table: a name and what stands there. The first is compared.
+# Our columns by measure of the table, each a name and a key of the cell. The first is compared.
 OWN_COLUMNS = {
     "accuracy": [("ours", "accuracy")],
     "ece_paper_temperature": [
@@ -36,14 +36,14 @@ OUR_MARGIN = "the 95 % interval over tasks, or the deviation over training seeds
 MARGINS = f"±: of the paper, over its runs; of ours, {OUR_MARGIN}."
 ABOUT_TEMPERATURES = (
     "Lower is better. ours: temperature from other tasks of the novel classes, as in the paper, though no"
-    " user has them; T val.: from validation classes; no T: as predicted. ±: over runs."
+    " user has such tasks; T val.: from validation classes; no T: as predicted. ±: over runs."
 )
 
 
 def side_by_side(table: PaperTable, cells: Sequence[Cell]) -> list[ResultTable]:
-    """Return one table a data set and network, narrow enough for a terminal, and a stand-in's after it.
+    """Return one table per data set and network, narrow enough for a terminal, each followed by its stand-in.
 
-    A method that the paper lacks gets a row if we have measured it.
+    A method that is not in the paper gets a row if we have measured it.
     """
     shown = []
     for setting in table.settings:
@@ -95,7 +95,7 @@ def _by_shots(cells: Sequence[Cell], method: str, follows_paper: bool) -> dict[i
 
 
 def _entries(paper: str, cell: Cell | None, measure: str, notes: "_Notes", filler: Entry) -> list[Entry]:
-    """Return the paper's number and ours, the better one marked; a filler where we have none."""
+    """Return the paper's result and ours, the better one marked; a filler where we have none."""
     columns = OWN_COLUMNS[measure]
     if cell is None:
         return [Entry(paper), filler, *[Entry()] * (len(columns) - 1)]
@@ -110,25 +110,25 @@ def _entries(paper: str, cell: Cell | None, measure: str, notes: "_Notes", fille
 
 
 def compare(paper: str, cell: Cell, measure: str) -> bool | None:
-    """Say whether our number is better than the paper's: None if their ± overlap, or ours is too short."""
+    """Return whether our result is better than the paper's; None if the ± overlap or ours is short."""
     if not paper or cell.short:
         return None
     value, _, margin = paper.partition(" ± ")
     gain = cell.numbers[measure] - float(value)
     if overlap(gain, float(margin or 0), cell.margin(measure)):
         return None
-    return gain > 0 if measure == "accuracy" else gain < 0
+    return bool(gain > 0 if measure == "accuracy" else gain < 0)
 
 
 def overlap(difference: float, *margins: float | None) -> bool:
-    """Say whether two numbers that differ so much are within each other's ±."""
+    """Return whether the ± of two results with this difference overlap."""
     return abs(difference) <= sum(margin or 0 for margin in margins)
 
 
 def row_names(paper: Sequence[str], cells: Sequence[Cell]) -> list[tuple[str, bool]]:
-    """Return a method and whether it was trained as the paper says, row by row.
+    """Return for each row the method, and whether it was trained as the paper says.
 
-    The paper's methods stand in its order, ours last, and before it what only we have measured.
+    The paper's methods come first, in its order, then what only we have measured, then GPLDLA.
     """
     measured = {(cell.method, cell.follows_paper) for cell in cells}
     others = [name for name in methods() if name not in paper and {(name, True), (name, False)} & measured]
@@ -138,14 +138,14 @@ def row_names(paper: Sequence[str], cells: Sequence[Cell]) -> list[tuple[str, bo
 
 
 def row_title(method: str, follows_paper: bool = False) -> str:
-    """Return what a row is called."""
+    """Return the title of a row."""
     known = methods()
-    title = known[method].title if method in known else f"{method} (not here yet)"
+    title = known[method].title if method in known else f"{method} (not implemented)"
     return f"{title}, trained as the paper says" if follows_paper else title
 
 
 class _Notes:
-    """What is to be said about the cells of a table: with marks, but for what holds for all of them."""
+    """The notes on the cells of a table, with marks, except notes that hold for all cells."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._marks: dict[str, str] = {}
@@ -173,23 +173,23 @@ def _about_ablations() -> str:
     return f"{titles}: from the paper's ablation table."
 
 
-# ---- images that we do not have
+# ---- missing images
 
 
 def missing_images(dataset: str) -> list[str]:
-    """Return the titles of those sets of images that a protocol needs and only ImageNet gives."""
+    """Return the titles of the data sets of a protocol that can only be made from ImageNet."""
     sets = {name for name, _ in sources_of(dataset).values()}
     return [title for name, title in NOT_FREE.items() if name in sets]
 
 
 def command(dataset: str, backbone: str) -> str:
-    """Return what trains GPLDLA, as the paper says where there is such a recipe, and tests it."""
+    """Return the command that trains and tests GPLDLA, by the paper's recipe where there is one."""
     recipe = f"{dataset}-paper" if f"{dataset}-paper" in list_recipes() else dataset
     settings, folder, options = read_settings(recipe), f"runs/{dataset}", ""
     if settings["backbone"] != backbone:
         folder, options = f"{folder}-{backbone}", f" --set backbone={backbone}"
         if 0 < settings.get("stored_side", 0) <= backbone_preprocessing(backbone).size:
-            options += " --set stored_side=0"  # what suits this network
+            options += " --set stored_side=0"  # chosen for this network's input size
     return f"gpldla train {recipe}{options} -o {folder} && gpldla eval {folder}"
 
 
@@ -197,15 +197,15 @@ def _about_missing_images(setting: tuple[str, str]) -> list[str]:
     dataset, backbone = setting
     images = " and ".join(missing_images(dataset))
     return [
-        f"{NO_IMAGES}: not run, it needs the images of {images}. With them in place (`gpldla data list` says"
-        " where) one command runs it:",
+        f"{NO_IMAGES}: not measured, as it needs the images of {images}. With them in place (`gpldla data"
+        " list` shows where) one command measures it:",
         f"`{command(dataset, backbone)}`",
         f"For 5-shot add `{FIVE_SHOT}` to the training.",
     ]
 
 
 def stand_in_for(setting: tuple[str, str]) -> tuple[str, str]:
-    """Return the data set and network that are measured instead; what we can run stands for itself."""
+    """Return the data set and network that are measured instead, or the setting itself."""
     dataset, backbone = setting
     if dataset not in STAND_INS:
         return setting
@@ -213,7 +213,7 @@ def stand_in_for(setting: tuple[str, str]) -> tuple[str, str]:
 
 
 def _stand_in_tables(table: PaperTable, setting: tuple[str, str], cells: Sequence[Cell]) -> list[ResultTable]:
-    """Return what was measured on other images instead, or that it was not yet."""
+    """Return the table of what was measured on other images instead, if any is planned."""
     dataset, _ = setting
     if dataset not in STAND_INS or table.measure != "accuracy":
         return []
@@ -228,13 +228,13 @@ def _stand_in_tables(table: PaperTable, setting: tuple[str, str], cells: Sequenc
         entries = [_accuracy(ours.get(number), best[number], notes) for number in shots]
         rows.append((row_title(method, follows_paper), entries))
     about = [
-        f"Other images than the paper's: not to be compared with its numbers for {STOOD_IN_FOR[dataset]}.",
+        f"Other images than in the paper: not comparable with its results for {STOOD_IN_FOR[dataset]}.",
         *notes.lines,
     ]
     if any(entry.text == NOT_YET for _, entries in rows for entry in entries):
         about.append(f"{NOT_YET}: not measured yet.")
     if {cell.shots for cell in own if cell.method == OURS} != {*shots}:
-        about += [f"One command runs {row_title(OURS)}:", f"`{command(stand_in, backbone)}`"]
+        about += [f"One command measures {row_title(OURS)}:", f"`{command(stand_in, backbone)}`"]
     head = [(f"{number}-shot", "ours") for number in shots]
     title = f"Stand-in for {STOOD_IN_FOR[dataset]}: accuracy, % ({stand_in}, {backbone})"
     legend = [*([BEST] if any(best.values()) else []), *([f"±: {OUR_MARGIN}."] if own else [])]
@@ -242,13 +242,13 @@ def _stand_in_tables(table: PaperTable, setting: tuple[str, str], cells: Sequenc
 
 
 def _in_paper_order(names: set[str]) -> list[str]:
-    """Return those of the methods that any table of the paper has, in the order in which they appear."""
+    """Return those of the methods that are in any table of the paper, in order of appearance."""
     printed = dict.fromkeys(name for table in paper_tables().values() for name in table.rows)
     return [name for name in printed if name in names]
 
 
 def _best(cells: Sequence[Cell]) -> Cell | None:
-    """Return the most accurate of several, if no other's ± overlaps its own."""
+    """Return the most accurate of several cells, if no other's ± overlaps its own."""
     if len(cells) < 2:
         return None
     first, *others = sorted(cells, key=lambda cell: -cell.numbers["accuracy"])

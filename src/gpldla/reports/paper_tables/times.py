@@ -1,4 +1,4 @@
-"""Running times: the paper's, and ours on a GPU, one episode at a time and many, and on a CPU."""
+"""Running times: the paper's, and ours on a GPU, for single episodes and batches, and on a CPU."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from gpldla.utils.files import read_json
 
 
 def times_table(table: PaperTable, folder: Path) -> ResultTable:
-    """Return one table of all times; those on a CPU only as multiples of GPLDLA's."""
+    """Return one table of all times; CPU times are multiples of GPLDLA's."""
     gpu, cpu = ({"rows": [], "device": "GPU"} | read_times(folder).get(d, {}) for d in ("cuda", "cpu"))
     labels = {_method_of(label): label for label in TIMED}
     most = max((row["batch"] for row in gpu["rows"]), default=1)
@@ -35,7 +35,7 @@ def times_table(table: PaperTable, folder: Path) -> ResultTable:
         ("", "shots"),
         ("paper", "ms"),
         (device, "single, ms"),
-        (device, f"{most:,} at once, µs"),
+        (device, f"batch of {most:,}, µs"),
         ("CPU", "× GPLDLA"),
     ]
     features = f", d = {gpu['features']}" if "features" in gpu else ""
@@ -43,11 +43,13 @@ def times_table(table: PaperTable, folder: Path) -> ResultTable:
 
 
 def _notes(gpu: dict[str, Any], cpu: dict[str, Any], rows: list[tuple[str, list[Entry]]]) -> list[str]:
-    notes = ["The paper's times are of another machine, so none is marked as better."]
-    notes.append("ms and µs: of one episode; CPU: single episodes, as a multiple of GPLDLA's time.")
+    notes = ["The paper's times were measured on other hardware, so none is marked as better."]
+    notes.append("ms and µs are per episode; CPU: single episodes, as a multiple of GPLDLA's time.")
     for one in (gpu, cpu):
         if one["rows"]:
-            notes.append(f"By `{one['command']}` on {one['device']}, commit {one.get('commit', 'unknown')}.")
+            notes.append(
+                f"Measured by `{one['command']}` on {one['device']}, commit {one.get('commit', 'unknown')}."
+            )
         if "note" in one:
             notes.append(one["note"])
     if any(entry.text == NOT_YET for _, entries in rows for entry in entries):
@@ -56,16 +58,16 @@ def _notes(gpu: dict[str, Any], cpu: dict[str, Any], rows: list[tuple[str, list[
 
 
 def read_times(folder: Path) -> dict[str, Any]:
-    """Return what `gpldla bench heads` has measured on each kind of device, where it has."""
+    """Return the results of `gpldla bench heads` for each kind of device that has any."""
     files = {device: folder / f"bench_heads_{device}.json" for device in ("cuda", "cpu")}
     return {device: read_rows(file) for device, file in files.items() if file.is_file()}
 
 
 def read_rows(path: Path) -> dict[str, Any]:
-    """Read measured rows with the command and the device that they come from."""
+    """Read measured rows with their command and device."""
     results = read_json(path)
     if not isinstance(results, dict) or not {"rows", "device", "command"} <= results.keys():
-        raise UserError(f"{path} does not hold results; measure them anew or remove it.")
+        raise UserError(f"{path} does not hold results; measure them again or remove it.")
     return results
 
 
@@ -77,7 +79,7 @@ def _time(results: dict[str, Any], wanted: tuple[str | None, int, int], key: str
 
 
 def _method_of(label: str) -> str | None:
-    """Return the method that a timed head stands for, if its default is timed."""
+    """Return the method whose defaults a timed head has, if any."""
     head, options = TIMED[label]
     if options.get("predictive"):
         return None

@@ -1,0 +1,84 @@
+"""Which source the arguments of a command name."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpldla.bulk.sources.base import Accepted, Source
+from gpldla.bulk.sources.parquet_columns import parquet_source
+from gpldla.bulk.sources.picture_files import PictureFiles
+from gpldla.bulk.sources.stored_images import StoredImages
+from gpldla.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from gpldla.data import Access
+
+
+def find_source(
+    given: Sequence[str],
+    accepted: Accepted,
+    *,
+    column: str | None,
+    size: int,
+    access: "Access",
+    reserved: Sequence[str],
+) -> Source:
+    """Return the source that the arguments of a command name.
+
+    size: of the network's input, in pixels; reserved: names of the output's own columns
+    """
+    kinds = {_kind_of_argument(argument) for argument in given}
+    if len(kinds) > 1 or (kinds == {"data set"} and len(given) > 1):
+        raise UserError(
+            "Give pictures and folders of them, or Parquet files and folders of them, or one data set;"
+            f" not {' and '.join(sorted(kinds))} at once."
+        )
+    base = str(Path.cwd())
+    if kinds == {"Parquet"}:
+        return parquet_source(_parquet_files(given), base, column, accepted, reserved)
+    if column is not None:
+        raise UserError("--column names a column of Parquet files, and none are given.")
+    if accepted.reads != "pictures":
+        raise UserError(
+            "This classifier reads texts; put them, or their embeddings, into a column of a Parquet file."
+        )
+    if kinds == {"data set"}:
+        return StoredImages(given[0], size, access)
+    return PictureFiles(list(given), base)
+
+
+def _kind_of_argument(argument: str) -> str:
+    from gpldla.data import list_sets
+
+    path = Path(argument)
+    if path.is_dir():
+        has_parquet = any(True for _ in _parquet_below(path))
+        if not has_parquet:
+            return "pictures"
+        from gpldla.data.user_files import pictures_below
+
+        if pictures_below(path):
+            raise UserError(f"The folder {path} holds both pictures and Parquet files; give them separately.")
+        return "Parquet"
+    if path.is_file():
+        return "Parquet" if path.suffix.lower() == ".parquet" else "pictures"
+    if argument.startswith("folder:") or argument in list_sets():
+        return "data set"
+    raise UserError(f"There is no file or folder {argument}, nor a data set of that name.")
+
+
+def _parquet_below(folder: Path) -> Iterator[Path]:
+    from gpldla.data.source_files import files_below
+
+    for path in files_below(folder):
+        hidden = any(part.startswith("_") for part in path.relative_to(folder).parts)
+        if path.suffix.lower() == ".parquet" and not hidden:
+            yield path
+
+
+def _parquet_files(given: Sequence[str]) -> list[str]:
+    files: list[str] = []
+    for argument in given:
+        path = Path(argument)
+        files += map(str, sorted(_parquet_below(path))) if path.is_dir() else [argument]
+    return files

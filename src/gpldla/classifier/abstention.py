@@ -1,0 +1,24 @@
+"""When an answer is replaced by "unsure": the one rule and its default settings."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # read by `gpldla --help`, which should not wait for NumPy
+    import numpy as np
+
+MAX_ERROR = 0.25  # the largest expected error of an answer
+PREVALENCE = 0.1  # the assumed share of items of no known class among those to be predicted
+
+
+def is_unsure(proba: "np.ndarray", none_of_these: "np.ndarray | None", max_error: float) -> "np.ndarray":
+    """Return for each item whether the expected error of its answer exceeds `max_error`, boolean [n].
+
+    The expected error counts both a wrong class and an item of no known class: it is
+    1 − max_c p(c) · (1 − p(none of these)). An item whose probabilities are not finite is unsure.
+
+    proba: [n, C]; none_of_these: [n], or None where the head cannot tell
+    """
+    correct = proba.max(axis=1).astype(float)
+    if none_of_these is not None:
+        correct = correct * (1 - none_of_these.astype(float))
+    unsure: np.ndarray = ~(1 - correct <= max_error)
+    return unsure

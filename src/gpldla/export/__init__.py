@@ -1,0 +1,19 @@
+"""ONNX files that give this package's probabilities without it, in any ONNX runtime.
+
+`export_fitted` writes what `gpldla fit` has made. `export_classifier` and `export_feature_classifier` write a
+classifier adapted to a task, from pictures or from features to probabilities. `export_adaptable` writes the
+method itself: one file that takes the labelled examples of any task and answers for its queries.
+
+Nothing is implemented a second time: torch traces what networks, heads and posteriors compute. The metadata
+of a file are JSON values: format, version, kind, temperature, half, and for classifiers also classes and
+preprocessing.
+"""
+
+from gpldla.export.classifiers import (
+    export_adaptable,
+    export_classifier,
+    export_feature_classifier,
+    export_fitted,
+)
+
+__all__ = ["export_adaptable", "export_classifier", "export_feature_classifier", "export_fitted"]
