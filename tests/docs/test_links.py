@@ -119,6 +119,21 @@ def test_modules_and_names_that_are_named_exist(page):
         assert hasattr(import_module(module), name), named
 
 
+def test_modules_that_the_changelog_leads_to_exist():
+    table = re.search(
+        r"^### Moved modules\n(.*?)^##", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M | re.S
+    )[1]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    assert len(rows) > 15
+    for before, now in rows:
+        for named in re.findall(r"`(gpldla[\w.]*?)(?:\.\*)?`", now):
+            assert find_spec(named) is not None or (ROOT / "src" / named.replace(".", "/")).is_dir(), named
+        if now.count("`") == 2 and now.strip(" `").endswith(".*"):  # the same name in another folder
+            for name in re.findall(r"`(?:gpldla\.(?:\w+\.)?)?(\w+)`", before):
+                moved = ROOT / "src" / now.strip(" `").removesuffix(".*").replace(".", "/") / name
+                assert moved.with_suffix(".py").exists() or moved.is_dir(), moved
+
+
 def test_the_addresses_of_the_project_are_those_of_the_repository():
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
     assert {*urls} == {"Homepage", "Documentation", "Repository", "Issues", "Changelog"}
