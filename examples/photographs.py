@@ -1,7 +1,7 @@
-"""A classifier of photographs from a few examples a class, saved to one file and used again.
+"""A classifier of photographs from a few examples per class, saved to one file and loaded again.
 
     python examples/photographs.py FOLDER    # a folder of class folders, such as photos/wren/1.jpg
-    python examples/photographs.py           # pieces of two photographs that come with scikit-learn
+    python examples/photographs.py           # crops of two photographs that come with scikit-learn
 
 Needs the extra: pip install 'gpldla[vision]'
 """
@@ -18,13 +18,13 @@ from gpldla import FewShotClassifier, FewShotModel
 
 
 def class_folders(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the pictures in each folder, with its name as label."""
+    """Return the pictures in each class folder, with the name of the folder as label."""
     pictures = sorted(path for path in folder.glob("*/*") if path.suffix.lower() in {".jpg", ".jpeg", ".png"})
     return pictures, [path.parent.name for path in pictures]
 
 
-def pieces() -> tuple[list[Image.Image], list[str]]:
-    """Cut squares out of a photograph of a temple and one of a flower."""
+def crops() -> tuple[list[Image.Image], list[str]]:
+    """Return square crops of a photograph of a temple and of one of a flower."""
     random = np.random.default_rng(0)
     pictures, labels = [], []
     for name, photograph in zip(("temple", "flower"), load_sample_images().images):
@@ -35,9 +35,9 @@ def pieces() -> tuple[list[Image.Image], list[str]]:
     return pictures, labels
 
 
-pictures, labels = class_folders(Path(sys.argv[1])) if len(sys.argv) > 1 else pieces()
+pictures, labels = class_folders(Path(sys.argv[1])) if len(sys.argv) > 1 else crops()
 order = np.random.default_rng(0).permutation(len(pictures))
-known, new = order[: len(order) // 2], order[len(order) // 2 :]  # half to learn from, half to be asked
+known, new = order[: len(order) // 2], order[len(order) // 2 :]  # half as examples, half to predict
 
 model = FewShotModel("efficientnet-lite0", head="gpldla-auto")
 classifier = model.adapt([pictures[i] for i in known], [labels[i] for i in known])
@@ -52,5 +52,5 @@ right = 0
 for i, p, none in zip(new, probabilities, unknown):
     answer = classifier.classes[p.argmax()]
     right += answer == labels[i]
-    print(f"{labels[i]:12} taken for {answer:12} p = {p.max():.2f}   none of these: {none:.2f}")
-print(f"{right} of {len(new)} are right; expected were {probabilities.max(1).sum():.1f}.")
+    print(f"{labels[i]:12} predicted as {answer:12} p = {p.max():.2f}   none of these: {none:.2f}")
+print(f"{right} of {len(new)} are right; {probabilities.max(1).sum():.1f} were expected to be.")

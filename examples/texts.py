@@ -1,4 +1,4 @@
-"""Topics of short texts from four examples each, with an honest "I don't know".
+"""Topics of short texts from four examples per topic, with abstaining where the expected error is too large.
 
     python examples/texts.py
 
@@ -40,10 +40,10 @@ texts = [text for examples in KNOWN.values() for text in examples]
 topics = [topic for topic, examples in KNOWN.items() for _ in examples]
 
 classifier = make_pipeline(TextEmbedder(), GPLDLAClassifier()).fit(texts, topics)
-careful = AbstainingClassifier(classifier, max_error=0.2, abstain_label="ask a person")
+abstaining = AbstainingClassifier(classifier, max_error=0.2, abstain_label="ask a person")
 features = classifier[:-1].transform(NEW)
 for text, answer, p, none in zip(
-    NEW, careful.predict(NEW), classifier.predict_proba(NEW), classifier[-1].none_of_these(features)
+    NEW, abstaining.predict(NEW), classifier.predict_proba(NEW), classifier[-1].none_of_these(features)
 ):
     shown = "  ".join(f"{topic} {value:.2f}" for topic, value in zip(classifier.classes_, p))
-    print(f"{text}\n    {answer}   ({shown}; none of these {none:.2f})")
+    print(f"{text}\n    {answer}   ({shown}; none of these: {none:.2f})")

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 import gpldla.classifier.abstaining
 from gpldla import AbstainingClassifier, GPLDLAClassifier
+from gpldla.classifier.abstention import PREVALENCE
 
 
 class Oracle(ClassifierMixin, BaseEstimator):
@@ -104,7 +105,18 @@ class TestThePromise:
         assert clf.predict(X)[given].tolist() == plain.predict(X)[given].tolist()
         assert all(answer is None for answer in clf.predict(X)[~given])
         np.testing.assert_array_equal(clf.predict_proba(X), plain.predict_proba(X))
-        np.testing.assert_array_equal(given, plain.predict_proba(X).max(1) >= 0.7)
+        expected = plain.predict_proba(X).max(1) * (1 - plain.none_of_these(X, prevalence=PREVALENCE))
+        np.testing.assert_array_equal(given, expected >= 0.7)
+
+    def test_where_all_rows_are_of_known_classes_probabilities_alone_count(self, blobs):
+        X, y = blobs
+        clf = AbstainingClassifier(GPLDLAClassifier(), max_error=0.3, prevalence=0).fit(X, y)
+        np.testing.assert_array_equal(clf.answered(X), clf.predict_proba(X).max(1) >= 0.7)
+
+    @pytest.mark.parametrize("prevalence", [-0.1, 1, "rare", None, np.nan])
+    def test_a_prevalence_that_is_no_share_is_named(self, blobs, prevalence):
+        with pytest.raises(ValueError, match="prevalence must be at least 0 and less than 1"):
+            AbstainingClassifier(GPLDLAClassifier(), prevalence=prevalence).fit(*blobs)
 
 
 class TestTheLabelOfNoAnswer:
@@ -190,7 +202,7 @@ class TestInScikitLearn:
     )
     def test_it_holds_any_classifier_with_probabilities(self, blobs, inner):
         X, y = blobs
-        clf = AbstainingClassifier(inner, max_error=0.2).fit(X, y)
+        clf = AbstainingClassifier(inner, max_error=0.2, prevalence=0).fit(X, y)
         given = clf.answered(X)
         np.testing.assert_array_equal(given, 1 - clone(inner).fit(X, y).predict_proba(X).max(1) <= 0.2)
         assert (clf.predict(X)[given] == y[given]).mean() > 0.8

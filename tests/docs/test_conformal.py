@@ -1,4 +1,4 @@
-"""docs/conformal.md runs as it stands, and what it says of coverage and size is so."""
+"""The code of docs/conformal.md runs, and its statements about coverage and size hold."""
 
 import re
 import warnings
@@ -17,7 +17,7 @@ SEEDS = range(10)
 
 
 def run(shots=5, seed=0, **replaced):
-    """Run the page's code, with other shots, another seed and other settings in place of those it has."""
+    """Run the page's code with other shots, another seed and other settings."""
     code = CODE
     for old, new in (
         ("train_size=50", f"train_size={10 * shots}"),
@@ -33,7 +33,7 @@ def run(shots=5, seed=0, **replaced):
 
 @pytest.fixture(scope="module")
 def by_shots():
-    """What ten runs with 1, 5 and 20 shots leave behind."""
+    """Return the variables of ten runs with 1, 5 and 20 shots each."""
     return {shots: [run(shots, seed) for seed in SEEDS] for shots in (1, 5, 20)}
 
 

@@ -1,4 +1,4 @@
-"""What docs/data.md and docs/comparison.md say is what the package has and what was measured."""
+"""docs/data.md and docs/comparison.md agree with the package and with the measurements."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""What docs/methods says is what the package has, and its example of a new method runs."""
+"""docs/methods agrees with the package, and its example of a new method runs."""
 
 import ast
 import json
@@ -37,12 +37,12 @@ every_head = pytest.mark.parametrize("head", list_heads())
 
 
 def section(text, title):
-    """Return what stands under a heading of the second level."""
+    """Return the text under a heading of the second level."""
     return re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)[1]
 
 
 def rows(text, first_column=None):
-    """Return the cells of each table row whose first cell is `first_column`, or is code at all."""
+    """Return the cells of each table row whose first cell is `first_column`, or any code."""
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     wanted = r"`[^`]+`" if first_column is None else re.escape(f"`{first_column}`")
     return [row for row in cells if len(row) > 1 and re.fullmatch(wanted, row[0])]

@@ -1,4 +1,4 @@
-"""The README is true: its code runs, and its numbers are the measured ones."""
+"""The code of the README runs, and its numbers are the measured ones."""
 
 import json
 import re
