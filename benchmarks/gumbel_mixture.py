@@ -23,13 +23,15 @@ POINTS_PER_UNIT = 50  # of the grid
 
 def gumbel_survival(z: np.ndarray) -> np.ndarray:
     """P(G > z) of the standard Gumbel distribution."""
-    return -np.expm1(-np.exp(-z))
+    survival: np.ndarray = -np.expm1(-np.exp(-z))
+    return survival
 
 
 def mixture_survival(z: np.ndarray, mixture: np.ndarray) -> np.ndarray:
     """P(X > z) [T] of a mixture of normals; `mixture` [K, 3] holds weight, mean, standard deviation."""
     weight, mean, deviation = mixture.T
-    return ndtr((mean - z[:, None]) / deviation) @ weight
+    total: np.ndarray = ndtr((mean - z[:, None]) / deviation) @ weight
+    return total
 
 
 def grid(tail: float) -> np.ndarray:
@@ -41,7 +43,8 @@ def grid(tail: float) -> np.ndarray:
 def scaled_error(z: np.ndarray, mixture: np.ndarray, tail: float) -> np.ndarray:
     """Error of the survival function over (survival + tail), [T]."""
     survival = gumbel_survival(z)
-    return (mixture_survival(z, mixture) - survival) / (survival + tail)
+    error: np.ndarray = (mixture_survival(z, mixture) - survival) / (survival + tail)
+    return error
 
 
 def largest_error(z: np.ndarray, mixture: np.ndarray, tail: float) -> float:
@@ -64,7 +67,8 @@ def fit_minimax(start: np.ndarray, tail: float, highest_power: int) -> tuple[np.
     """
 
     def emphasised_error(parameters: np.ndarray, power: int, scale: float) -> np.ndarray:
-        return (np.abs(scaled_error(z, unpack(parameters), tail)) / scale) ** (power / 2)
+        powered: np.ndarray = (np.abs(scaled_error(z, unpack(parameters), tail)) / scale) ** (power / 2)
+        return powered
 
     z, parameters, power = grid(tail), start, 2
     while power <= highest_power:

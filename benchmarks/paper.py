@@ -4,7 +4,8 @@
     python -m benchmarks.paper collect [--runs runs/paper] [--results results]
 
 NAME may be a pattern, 'cub-*'. `train` writes one folder per training seed with model, metrics and
-measured.json, continues those that were stopped and skips those that are done. `collect` makes one JSON per cell of them.
+measured.json, continues those that were stopped and skips those that are done. `collect` makes one JSON
+per cell of them.
 """
 
 import argparse

@@ -78,7 +78,8 @@ def _in_bfloat16(model: FewShotModel, protocol: Any) -> float:
 
     model.backbone.forward = reduced  # type: ignore[method-assign]
     try:
-        return ProtocolEvaluator(model, protocol).evaluate(TASK).numbers["accuracy"]
+        result: float = ProtocolEvaluator(model, protocol).evaluate(TASK).numbers["accuracy"]
+        return result
     finally:
         model.backbone.forward = network  # type: ignore[method-assign]
 

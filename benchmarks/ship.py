@@ -121,7 +121,8 @@ def feature_difference(model: FewShotModel, weights: dict[str, Tensor]) -> float
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
     images = evaluation_images(pixels, facts)
     before, after = model.backbone(images), other.backbone(images)  # [16, d]
-    return ((after - before).norm(dim=1) / before.norm(dim=1)).max().item()
+    result: float = ((after - before).norm(dim=1) / before.norm(dim=1)).max().item()
+    return result
 
 
 # ---- the picture and the card

@@ -37,12 +37,13 @@ class Method:
     why_less: str = ""
 
 
-class CentroidSoftmax(NearestCentroid):
+class CentroidSoftmax(NearestCentroid):  # type: ignore[misc]  # untyped
     """Probabilities that agree with `predict`: softmax of minus the distances to the class means."""
 
     def predict_proba(self, X: np.ndarray) -> np.ndarray:
         """Return the probabilities, [n, C]."""
-        return scipy.special.softmax(-cdist(X, self.centroids_), axis=1)
+        result: np.ndarray = scipy.special.softmax(-cdist(X, self.centroids_), axis=1)
+        return result
 
 
 def rivals() -> list[Method]:

@@ -11,7 +11,7 @@ from gpldla.classifier.abstention import MAX_ERROR, PREVALENCE, is_unsure
 from gpldla.utils.errors import UserError
 
 
-class AbstainingClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
+class AbstainingClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped
     """Answer where the expected error is at most `max_error`, and say `abstain_label` elsewhere.
 
     The expected error counts both a wrong class and, where the classifier has `none_of_these`, a row of no
@@ -66,13 +66,14 @@ class AbstainingClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
     @property
     def classes_(self) -> np.ndarray:
         """The classes of the fitted classifier."""
-        return self._fitted().classes_
+        classes: np.ndarray = self._fitted().classes_
+        return classes
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class, or `abstain_label`, of each row, shape (n_samples,)."""
         self._check_settings()
         proba = self.predict_proba(X)
-        answers = self.classes_[proba.argmax(axis=1)].astype(object)
+        answers: np.ndarray = self.classes_[proba.argmax(axis=1)].astype(object)
         for row in np.flatnonzero(self._is_unsure(X, proba)):
             answers[row] = self.abstain_label  # of any type, a list too
         return answers
@@ -89,7 +90,8 @@ class AbstainingClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probabilities of the classifier, shape (n_samples, n_classes)."""
-        return self._fitted().predict_proba(X)
+        proba: np.ndarray = self._fitted().predict_proba(X)
+        return proba
 
     def _is_unsure(self, X: Any, proba: np.ndarray) -> np.ndarray:
         classifier, none = self._fitted(), None

@@ -24,7 +24,7 @@ from gpldla.utils.progress import SILENT, Reporter
 TIMM = "timm:"
 
 
-class _Embedder(TransformerMixin, BaseEstimator):
+class _Embedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # untyped
     """What the embedders share: they learn nothing, so that `transform` works without `fit`."""
 
     _reads: ClassVar[Reads]
@@ -232,7 +232,8 @@ class _ForeignNetwork(Backbone):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features [n, feature_dim]."""
-        return self.network(images)
+        features: Tensor = self.network(images)
+        return features
 
     def _count_features(self) -> int:
         name, facts = type(self.network).__name__, self.preprocessing
@@ -290,7 +291,8 @@ def _pretrained(name: str, device: str) -> Backbone:
             f"Backbone {name!r} has no trained weights;"
             " give the folder of a model trained with `gpldla train`."
         )
-    return network.eval().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    loaded: Backbone = network.eval().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return loaded
 
 
 def _timm_network(name: str) -> Backbone:

@@ -27,7 +27,7 @@ from gpldla.utils.errors import UserError, require_positive
 from gpldla.utils.progress import SILENT, Reporter
 
 
-class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
+class GPLDLAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped
     """Few-shot classification with calibrated probabilities, in closed form.
 
     A Gaussian-process prior over linear classifiers, its MAP replaced by linear discriminant analysis whose
@@ -281,12 +281,14 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return p(class | x), shape (n_samples, n_classes), in the order of `classes_`."""
-        return np.exp(self.predict_log_proba(X))
+        proba: np.ndarray = np.exp(self.predict_log_proba(X))
+        return proba
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each row, shape (n_samples,)."""
         log_proba = self.predict_log_proba(X)
-        return self.classes_[log_proba.argmax(axis=1)]
+        predicted: np.ndarray = self.classes_[log_proba.argmax(axis=1)]
+        return predicted
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Return log p(class | x), shape (n_samples, n_classes); for two classes their difference."""
@@ -445,7 +447,7 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):
         """Say what is wrong with the settings that the head does not check itself."""
         if isinstance(self.center, str) and self.center not in ("auto", "support"):
             raise UserError(f"There is no center {self.center!r}; use 'auto', 'support', False or a vector.")
-        if self.center is True:
+        if isinstance(self.center, bool) and self.center:
             raise UserError("center cannot be True; use 'auto', 'support', False or a vector.")
         if not (isinstance(self.whiten, (bool, np.bool_)) or self.whiten == "auto"):
             raise UserError(f"whiten must be True, False or 'auto', not {self.whiten!r}.")

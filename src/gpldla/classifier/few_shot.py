@@ -96,7 +96,8 @@ class FewShotClassifier:
 
     def predict(self, items: Sequence[Any]) -> np.ndarray:
         """Return the most probable class of each item."""
-        return self.classes[self.predict_proba(items).argmax(-1)]
+        predicted: np.ndarray = self.classes[self.predict_proba(items).argmax(-1)]
+        return predicted
 
     @property
     def has_novelty(self) -> bool:
@@ -138,7 +139,8 @@ class FewShotClassifier:
     @property
     def labels(self) -> np.ndarray:
         """The label of each example, [n]."""
-        return self.classes[self.task.kept_examples().labels.cpu().numpy()]
+        labels: np.ndarray = self.classes[self.task.kept_examples().labels.cpu().numpy()]
+        return labels
 
     @property
     def names(self) -> tuple[str, ...] | None:

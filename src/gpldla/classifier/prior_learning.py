@@ -11,8 +11,9 @@ from torch import Tensor
 from gpldla.classifier.calibration import fit_temperature, negative_log_likelihood
 from gpldla.classifier.novelty import Novelty, calibrate
 from gpldla.heads.base import class_one_hot, unit_length
+from gpldla.heads.gp.task_posterior import TaskPosterior
 from gpldla.heads.gp.task_space import class_means
-from gpldla.heads.gpldla_auto import GPLDLAAuto, TaskPosterior, default_beta
+from gpldla.heads.gpldla_auto import GPLDLAAuto, default_beta
 from gpldla.utils.errors import UserError
 from gpldla.utils.progress import Reporter
 
@@ -74,7 +75,8 @@ def learn_prior(
         def loss(logs: np.ndarray) -> float:
             bar(1)
             # Where β and β_b make no difference, as with few features, β stays near its default.
-            return tasks.loss(*np.exp(logs)) + 1e-3 * (logs[0] - np.log(start)) ** 2
+            penalised: float = tasks.loss(*np.exp(logs)) + 1e-3 * (logs[0] - np.log(start)) ** 2
+            return penalised
 
         simplex = np.log(beta) + np.array([[0, 0], [0.3, 0], [0, 0.5]]) - [0, np.log(beta)]
         found = minimize(
@@ -112,7 +114,8 @@ class _Whitening:
         if shrinkage == 1 or mean <= 0:
             return None
         relative = shrinkage + (1 - shrinkage) * self._values.clamp_min(0) / mean
-        return (self._vectors * relative.rsqrt()) @ self._vectors.mT
+        whitening: Tensor | None = (self._vectors * relative.rsqrt()) @ self._vectors.mT
+        return whitening
 
 
 class _Episodes(NamedTuple):

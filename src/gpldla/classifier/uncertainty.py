@@ -48,4 +48,5 @@ def _of_chunk(posterior: Posterior, query: Tensor) -> Tensor:
 
 def _bits(p: Tensor) -> Tensor:
     """Return the entropy of probabilities, [..., C] → [...]."""
-    return torch.special.entr(p).sum(-1) / math.log(2)
+    bits: Tensor = torch.special.entr(p).sum(-1) / math.log(2)
+    return bits

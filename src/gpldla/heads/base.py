@@ -52,7 +52,8 @@ class Posterior(ABC):
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Return a copy with a function applied to every tensor, wherever in the posterior it is."""
-        return _map_tensors(self, function)
+        mapped: Self = _map_tensors(self, function)
+        return mapped
 
     def to(self, device: str | torch.device) -> Self:
         """Return the posterior on another device."""
@@ -252,7 +253,8 @@ def unit_length(x: Tensor) -> Tensor:
     if can_read_values(norm) and not norms_in_safe_range(norm.square()):
         x = rescale_rows(x)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / norm.where(norm > 0, 1)
+    unit: Tensor = x / norm.where(norm > 0, 1)
+    return unit
 
 
 def rescale_rows(x: Tensor) -> Tensor:

@@ -82,7 +82,8 @@ class GPDKT(Head):
         whitened = torch.linalg.solve_triangular(chol, y, upper=False)  # [..., n, C]
         fit = whitened.square().mean((-2, -1))
         log_det = 2 * chol.diagonal(dim1=-2, dim2=-1).log().mean(-1)  # of one target
-        return 0.5 * (fit + log_det + math.log(2 * math.pi)).mean()
+        loss: Tensor = 0.5 * (fit + log_det + math.log(2 * math.pi)).mean()
+        return loss
 
     def capturable(self) -> bool:
         """Return True: only shapes decide what is computed."""
@@ -111,7 +112,8 @@ class GPDKT(Head):
         largest = K.diagonal(dim1=-2, dim2=-1).amax(-1)
         noise = (4 * n * torch.finfo(K.dtype).eps * largest.detach()).clamp_min(self.noise)
         noisy = K + noise[..., None, None] * torch.eye(n, dtype=K.dtype, device=K.device)
-        return torch.linalg.cholesky_ex(noisy).L
+        factor: Tensor = torch.linalg.cholesky_ex(noisy).L
+        return factor
 
 
 class _BatchNorm(nn.BatchNorm1d):

@@ -101,4 +101,5 @@ class GPLDLA(LDASurrogate):
         Where all means are zero, so is w*, at any scale.
         """
         dimension = phi.x.shape[-1] if self.dimension is None else self.dimension
-        return mean_norm2.where(mean_norm2 > 0, 1).sqrt() / (beta * dimension**0.5)
+        sigma2: Tensor = mean_norm2.where(mean_norm2 > 0, 1).sqrt() / (beta * dimension**0.5)
+        return sigma2

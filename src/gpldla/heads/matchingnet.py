@@ -70,7 +70,8 @@ class FullContext(nn.Module):
         """g(x_i, S) = forward_i + backward_i + g'(x_i), an LSTM both ways over the support, [..., n, d]."""
         flat = support.flatten(0, -3) if support.ndim > 2 else support.unsqueeze(0)
         forward, backward = self.over_support(flat)[0].chunk(2, dim=-1)
-        return (forward + backward + flat).view_as(support)
+        contextual: Tensor = (forward + backward + flat).view_as(support)
+        return contextual
 
     def embed_query(self, query: Tensor, support: Tensor) -> Tensor:
         """f(x, S) [..., q, d]: an LSTM that reads the embedded support [..., n, d] `read_steps` times."""

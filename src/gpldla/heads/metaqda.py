@@ -124,7 +124,8 @@ class MetaQDA(Head):
             white = torch.linalg.solve_triangular(self._lower(phi.dtype).mT, rows, upper=True, left=False)
         else:
             white = rows @ self._inverse_lower(phi.dtype).mT
-        return white.view_as(phi)
+        whitened: Tensor = white.view_as(phi)
+        return whitened
 
     def _unwhitened(self, white: Tensor) -> Tensor:
         return white @ self._lower(white.dtype).mT
@@ -211,7 +212,8 @@ class MetaQDAPosterior(Posterior):
         through_U = (white @ self.U.reshape(*batch, C * N, d).mT).unflatten(-1, (C, N))  # [..., q, C, N]
         difference = through_U.movedim(-3, -1) - self.projected_mean.unsqueeze(-1)  # [..., C, N, q]
         explained = torch.linalg.solve_triangular(self.chol, difference, upper=False).square().sum(-2)
-        return (_pairwise_distance2(white, self.mean) - explained.mT).clamp_min(0)
+        distance2: Tensor = (_pairwise_distance2(white, self.mean) - explained.mT).clamp_min(0)
+        return distance2
 
 
 def _pairwise_distance2(x: Tensor, centre: Tensor) -> Tensor:
@@ -223,4 +225,5 @@ def _pairwise_distance2(x: Tensor, centre: Tensor) -> Tensor:
 def _take(rows: Tensor, numbers: Tensor) -> Tensor:
     """Return rows [..., n, d] by number [..., C, N] as [..., C, N, d]."""
     flat = numbers.flatten(-2).unsqueeze(-1).expand(*numbers.shape[:-2], -1, rows.shape[-1])
-    return rows.gather(-2, flat).unflatten(-2, numbers.shape[-2:])
+    taken: Tensor = rows.gather(-2, flat).unflatten(-2, numbers.shape[-2:])
+    return taken

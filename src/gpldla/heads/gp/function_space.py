@@ -40,7 +40,8 @@ def newton_step(K: Tensor, f: Tensor, y: Tensor, absent: Tensor, weights: Tensor
 
 def cholesky(matrix: Tensor) -> Tensor:
     """Return the lower factor, without waiting for a device to say whether it exists."""
-    return torch.linalg.cholesky_ex(matrix).L
+    factor: Tensor = torch.linalg.cholesky_ex(matrix).L
+    return factor
 
 
 # On a GPU the library behind cholesky_inverse and cholesky_solve cannot be part of a recorded graph.
@@ -53,7 +54,8 @@ def _inverse(factor: Tensor) -> Tensor:
         return torch.cholesky_inverse(factor)
     identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
     half = torch.linalg.solve_triangular(factor, identity, upper=False)
-    return half.mT @ half
+    inverse: Tensor = half.mT @ half
+    return inverse
 
 
 def _solve(right: Tensor, factor: Tensor) -> Tensor:
@@ -61,4 +63,5 @@ def _solve(right: Tensor, factor: Tensor) -> Tensor:
     if not factor.is_cuda:
         return torch.cholesky_solve(right, factor)
     half = torch.linalg.solve_triangular(factor, right, upper=False)
-    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    solution: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return solution

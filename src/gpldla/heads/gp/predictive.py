@@ -270,4 +270,5 @@ def normal_points(n_points: int, dimensions: int) -> Tensor:
     uniform = torch.quasirandom.SobolEngine(dimensions, scramble=True, seed=0).draw(
         n_points, dtype=torch.float64
     )
-    return torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9))
+    points: Tensor = torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9))
+    return points

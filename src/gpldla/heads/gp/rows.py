@@ -86,7 +86,8 @@ def power_transform(x: Tensor, power: float) -> Tensor:
     Entries below a thousandth of the typical one grow linearly instead: the slope of a root at 0 is infinite.
     """
     typical = unit_length(x) * x.shape[-1] ** 0.5
-    return typical * (typical.square() + LINEAR_BELOW**2) ** ((power - 1) / 2)
+    powered: Tensor = typical * (typical.square() + LINEAR_BELOW**2) ** ((power - 1) / 2)
+    return powered
 
 
 def _scaled(product: Tensor, scale: Tensor | None, b: Tensor) -> Tensor:
