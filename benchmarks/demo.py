@@ -2,7 +2,7 @@
 
     python -m benchmarks.demo [--seeds 0 1 2] [--json results/demo.json]
 
-Prints the table that stands in the README.
+Prints the table of the README.
 """
 
 import argparse
@@ -32,7 +32,7 @@ KEPT = (
 
 
 def measure(seeds: list[int]) -> dict[str, Any]:
-    """Run `gpldla demo` once a seed, each in a folder of its own and with an empty cache."""
+    """Run `gpldla demo` once per seed, each in a separate folder and with an empty cache."""
     runs, seconds = [], []
     with tempfile.TemporaryDirectory() as folder:
         for seed in seeds:

@@ -3,8 +3,9 @@
     python -m benchmarks.paper train [NAME ...] [--runs runs/paper] [--at-once 3]
     python -m benchmarks.paper collect [--runs runs/paper] [--results results]
 
-NAME may be a pattern, 'cub-*'. `train` leaves a folder a training seed with model, metrics and measured.json,
-goes on with those that were stopped and skips those that are done. `collect` makes one JSON a cell of them.
+NAME may be a pattern, 'cub-*'. `train` writes one folder per training seed with model, metrics and
+measured.json, continues those that were stopped and skips those that are done. `collect` makes one JSON
+per cell of them.
 """
 
 import argparse
@@ -83,7 +84,7 @@ def rounds(trainings: list[Training]) -> list[list[Training]]:
 
 
 def run(training: Training, seed: int, runs: Path) -> str:
-    """Train one seed and measure it, in processes of their own; return what happened in a line."""
+    """Train one seed and measure it, each in a separate process; return a line that says how it ended."""
     folder = runs / f"{training.name}-seed{seed}"
     if (folder / MEASURED).exists():
         return f"{folder.name}: done before"
@@ -114,7 +115,7 @@ def trained(folder: Path) -> tuple[FewShotModel, Protocol, Task]:
 
 
 def measure(training: Training, folder: Path) -> None:
-    """Measure a trained model as the paper does, and leave the numbers beside it."""
+    """Measure a trained model as the paper does, and write the results beside it."""
     model, protocol, task = trained(folder)
     recipe = stored_settings(model.info["recipe"])
     evaluator = ProtocolEvaluator(model, protocol)
@@ -167,11 +168,11 @@ def calibration(evaluator: ProtocolEvaluator, task: Task) -> dict[str, list[floa
     return {f"calibration_runs_{part}": of_part for part, of_part in errors.items()}
 
 
-# ---- one JSON a cell
+# ---- one JSON per cell
 
 
 def cell(training: Training, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the means over the training seeds, and what they come from."""
+    """Return the means over the training seeds, and their sources."""
     first = runs[0]
     numbers = {
         name: statistics.mean(run[name] for run in runs)
@@ -179,7 +180,7 @@ def cell(training: Training, runs: list[dict[str, Any]]) -> dict[str, Any]:
         if isinstance(value, float) and name not in ("seconds", "seed")
     }
     if training.calibration:
-        # One number a training and run: the paper's five are of one model.
+        # One number per training and run: the paper's five are of one model.
         for part, name in (("novel", "ece_paper_temperature"), ("validation", "ece_val_temperature")):
             errors = [error for run in runs for error in run[f"calibration_runs_{part}"]]
             numbers[name], numbers[f"{name}_spread"] = statistics.mean(errors), statistics.stdev(errors)
@@ -214,7 +215,7 @@ def _evaluation(run: dict[str, Any]) -> str:
 
 
 def collect(trainings: list[Training], runs: Path, results: Path) -> list[str]:
-    """Write a cell for every training of which all seeds are measured; return a line each."""
+    """Write a cell for every training of which all seeds are measured; return one line for each."""
     lines = []
     for training in trainings:
         files = [runs / f"{training.name}-seed{seed}" / MEASURED for seed in training.seeds]

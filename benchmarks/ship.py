@@ -74,10 +74,10 @@ def _measured(run: Path, model: FewShotModel) -> dict[str, Any]:
 def _check_name(name: str, measured: dict[str, Any]) -> None:
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise UserError(f"{name!r} is no name for a model; take small letters, digits and single hyphens.")
-    said = re.search(r"(\d+)shot$", name)
-    if said and int(said[1]) != measured.get("shots"):
+    named = re.search(r"(\d+)shot$", name)
+    if named and int(named[1]) != measured.get("shots"):
         raise UserError(
-            f"{name!r} says {said[1]} shots, but {measured.get('shots')} were measured; choose another name."
+            f"{name!r} says {named[1]} shots, but {measured.get('shots')} were measured; choose another name."
         )
 
 

@@ -413,7 +413,7 @@ class TestTrain:
         assert list(tmp_path.iterdir()) == []
 
     def test_nothing_to_learn_is_refused(self, refused, tiny_data, tmp_path):
-        settings = ["--set", "backbone=pixels", "--set", "head=protonet"]
+        settings = ["--set", "backbone=pixels", "--set", "head.name=protonet"]
         line = refused("train", "demo", "-o", tmp_path / "run", *TINY_TRAINING, *settings)
         assert "'pixels' with head 'protonet' has nothing to learn" in line
 

@@ -16,9 +16,8 @@ from gpldla.training.stage import Stage, StageContext
 from gpldla.utils.counter_random import splitmix64, stream
 
 EPISODES_PER_DRAW = 256
-ACCURACY_INTERVAL = (
-    5  # episodes, at most, between measurements of the training accuracy: a second pass of the head
-)
+# Episodes, at most, between measurements of the training accuracy, which takes a second pass of the head.
+ACCURACY_INTERVAL = 5
 
 
 def episode_sampler(context: StageContext) -> EpisodeSampler:

@@ -1,6 +1,6 @@
 """Recipes: all settings of a training, read from TOML, with the shipped ones beside this file.
 
-A new setting is one line in the dataclass that it belongs to; its range stands beside it.
+A new setting is one line in the dataclass that it belongs to; its range is beside its default.
 """
 
 import math
@@ -82,7 +82,7 @@ def _require(condition: bool, name: str, value: object, wanted: str) -> None:
 class _Settings:
     """What the dataclasses below share: each value is checked against its range."""
 
-    _table = ""  # what stands before the names of its settings, "base."
+    _table = ""  # prefix of the names of its settings: "base."
 
     def __post_init__(self) -> None:
         for setting in fields(self):  # type: ignore[arg-type]  # all that inherit are dataclasses
@@ -200,7 +200,7 @@ class Recipe(_Settings):
         _require(self.folds <= most, "folds", self.folds, wanted)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings as they stand in a file: general ones, then the tables."""
+        """Return the settings as in a file: general ones, then the tables."""
         settings = {name: value for name, value in vars(self).items() if name not in TABLES}
         return {
             **settings,

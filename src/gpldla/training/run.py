@@ -249,13 +249,13 @@ class _Run:
                 stops = self.processes.any(stopped()) if self.processes.world_size == 1 or reports else False
                 if reports:
                     stage.collect()
-                    numbers = stage.window.means()
+                    metrics = stage.window.means()
                     if isinstance(stage, EpisodeStage):
-                        numbers |= self.model.head.scalars()
+                        metrics |= self.model.head.scalars()
                     stage.window = RunningMeans()
                     rate = float(stage.optimizer.param_groups[0]["lr"])
-                    recorder.record(stage.done, {**numbers, "learning_rate": rate})
-                    progress.update(stage.done, numbers)
+                    recorder.record(stage.done, {**metrics, "learning_rate": rate})
+                    progress.update(stage.done, metrics)
                 if last or (
                     stage.validate_every and _crossed_multiple(before, stage.done, stage.validate_every)
                 ):
@@ -387,7 +387,7 @@ def _stages(recipe: Recipe, model: FewShotModel) -> list[partial[Any]]:
     """Return what makes each stage, in order.
 
     A head that asks for a base classifier gets a network that is frozen after it, and episodes only if it
-    has parameters of its own. A recipe may ask for one without that, as a start for episodes.
+    has parameters of its own. A recipe may ask for one for any other head, as a start for episodes.
     """
     wanted = model.head.base_stage
     classifier = wanted if recipe.base.classifier == "auto" else recipe.base.classifier
@@ -406,5 +406,5 @@ def _stages(recipe: Recipe, model: FewShotModel) -> list[partial[Any]]:
 
 
 def _crossed_multiple(before: int, after: int, every: int) -> bool:
-    """Say whether a multiple of `every` lies between two numbers of episodes."""
+    """Return whether a multiple of `every` lies in (before, after]."""
     return after // every > before // every

@@ -42,7 +42,7 @@ class RunningMeans:
 
 @dataclass(frozen=True)
 class Acceleration:
-    """By which means updates on a GPU are made faster; the numbers differ by rounding only.
+    """What makes updates on a GPU faster; results differ by rounding only.
 
     graphs: record whole updates as CUDA graphs, where model and device allow it
     compile_from_updates: compile the head's loss in trainings of at least so many updates, None in none;

@@ -19,7 +19,7 @@ class Validation:
     """The validation classes of a training, and the tasks that models are measured on."""
 
     def __init__(self, recipe: Recipe, part: Part, fabric: Fabric) -> None:
-        """Refuse tasks that the classes cannot fill: not first at the end of the training."""
+        """Refuse tasks that the classes cannot fill before training starts."""
         settings = recipe.validation
         self.task = Task(settings.ways, recipe.validation_shots, settings.queries, recipe.separate_groups)
         self._settings, self._seed, self._part = settings, recipe.seed, part
@@ -34,11 +34,11 @@ class Validation:
         return PartImages(self._part, self._device)  # after those of the base classes, which need memory more
 
     def predictions(self, model: FewShotModel) -> Predictions:
-        """Answer the validation tasks."""
+        """Predict the validation tasks."""
         return self._predict(model, self._settings.episodes, "validation")
 
     def temperature(self, model: FewShotModel) -> float:
-        """Return the temperature that suits a model best, on tasks of its own."""
+        """Return the temperature fitted on other tasks of the validation classes."""
         predictions = self._predict(model, self._settings.temperature_episodes, "validation-temperature")
         return fit_temperature(*predictions.flat)
 
@@ -52,7 +52,7 @@ class Validation:
             model.posterior(represented.expand(len(labels), *represented.shape[1:]), labels, task.ways)
 
     def _predict(self, model: FewShotModel, episodes: int, split: str) -> Predictions:
-        """Answer episodes of the validation classes, each process some of them."""
+        """Predict episodes of the validation classes, each process some of them."""
         task, processes = self.task, self._processes
         evaluator = PartEvaluator(model, self._part, self._images)
         if processes.world_size == 1:
