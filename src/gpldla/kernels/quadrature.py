@@ -4,6 +4,8 @@ The plain version has a hundred small operations, and a small batch spends its t
 kernel gives the same numbers without gradients; see the plain version for the mathematics.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +17,27 @@ from gpldla.kernels.typed import jit
 QUERIES_PER_BLOCK = 32
 
 
-def integrate(mean: Tensor, var: Tensor) -> Tensor:
+class Rule(NamedTuple):
+    """The constants of the rule, which the plain version decides; they become part of the compiled kernel.
+
+    mixture:  weight, mean and standard deviation of four normals that stand for the Gumbel distribution
+    mean, variance: of the Gumbel distribution
+    below, above: how far the interval reaches, in standard deviations
+    points:   the fewest; they are doubled, `doublings` times at most, until a step is `step` of the
+              narrowest standard deviation
+    """
+
+    mixture: tuple[tuple[float, float, float], ...]
+    mean: float
+    variance: float
+    below: float
+    above: float
+    points: int
+    step: float
+    doublings: int
+
+
+def integrate(mean: Tensor, var: Tensor, rule: Rule) -> Tensor:
     """Return log p [..., C] for means and variances of logits [..., C], float32 on a GPU."""
     C = mean.shape[-1]
     means, variances = mean.reshape(-1, C).contiguous(), var.reshape(-1, C).contiguous()
@@ -23,8 +45,20 @@ def integrate(mean: Tensor, var: Tensor) -> Tensor:
     grid = (triton.cdiv(len(means), QUERIES_PER_BLOCK),)
     classes = max(2, triton.next_power_of_2(C))
     with torch.cuda.device(mean.device):  # Triton launches on the current one
-        _kernel[grid](means, variances, log_p, len(means), C, QUERIES=QUERIES_PER_BLOCK, CLASSES=classes)
+        _kernel[grid](
+            means, variances, log_p, len(means), C, QUERIES=QUERIES_PER_BLOCK, CLASSES=classes,
+            **_constants(rule),
+        )  # fmt: skip
     return log_p.view(mean.shape)
+
+
+def _constants(rule: Rule) -> dict[str, float]:
+    """Return the rule by the names that the kernel has for it."""
+    constants = {"MEAN": rule.mean, "VARIANCE": rule.variance, "BELOW": rule.below, "ABOVE": rule.above}
+    constants |= {"POINTS": float(rule.points), "STEP": rule.step, "DOUBLINGS": float(rule.doublings)}
+    for k, (weight, location, scale) in enumerate(rule.mixture, start=1):
+        constants |= {f"W{k}": weight, f"L{k}": location, f"S{k}": scale}
+    return constants
 
 
 @jit
@@ -36,7 +70,15 @@ def _component(t, mean, var, weight, location, scale):  # type: ignore[no-untype
 
 
 @jit
-def _kernel(mean_ptr, var_ptr, out_ptr, n, C, QUERIES: tl.constexpr, CLASSES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _kernel(  # type: ignore[no-untyped-def]
+    mean_ptr, var_ptr, out_ptr, n, C, QUERIES: tl.constexpr, CLASSES: tl.constexpr,
+    MEAN: tl.constexpr, VARIANCE: tl.constexpr, BELOW: tl.constexpr, ABOVE: tl.constexpr,
+    POINTS: tl.constexpr, STEP: tl.constexpr, DOUBLINGS: tl.constexpr,
+    W1: tl.constexpr, L1: tl.constexpr, S1: tl.constexpr,
+    W2: tl.constexpr, L2: tl.constexpr, S2: tl.constexpr,
+    W3: tl.constexpr, L3: tl.constexpr, S3: tl.constexpr,
+    W4: tl.constexpr, L4: tl.constexpr, S4: tl.constexpr,
+):  # fmt: skip
     """Integrate for a block of queries, all classes of each in one row; point after point."""
     infinity = float("inf")
     tiny = 1.1754943508222875e-38
@@ -51,24 +93,24 @@ def _kernel(mean_ptr, var_ptr, out_ptr, n, C, QUERIES: tl.constexpr, CLASSES: tl
     impossible = mean == -infinity
     finite_mean = tl.where(impossible, -1e15, mean)
 
-    spread = tl.sqrt(var + 1.6449340668482264)
-    centre = mean + 0.5772156649015329
-    upper = centre + 4.5 * spread
-    lowest = tl.max(centre - 3.0 * spread, axis=1)
+    spread = tl.sqrt(var + VARIANCE)
+    centre = mean + MEAN
+    upper = centre + ABOVE * spread
+    lowest = tl.max(centre - BELOW * spread, axis=1)
     highest = tl.max(upper, axis=1)
     narrowest = tl.min(tl.where(upper < lowest[:, None], infinity, spread), axis=1)
-    steps = (highest - lowest) / (0.8 * narrowest)
-    doublings = tl.minimum(tl.maximum(tl.ceil(tl.log2(steps / 12.0)), 0.0), 7.0)
-    points = 13.0 * tl.exp2(doublings)
+    steps = (highest - lowest) / (STEP * narrowest)
+    doublings = tl.minimum(tl.maximum(tl.ceil(tl.log2(steps / (POINTS - 1.0))), 0.0), DOUBLINGS)
+    points = POINTS * tl.exp2(doublings)
     width = (highest - lowest) / (points - 1.0)
 
     mass = tl.zeros((QUERIES, CLASSES), dtype=tl.float32)
     for k in range(0, tl.max(points).to(tl.int32)):
         t = (lowest + k * width)[:, None]
-        F1, g1 = _component(t, finite_mean, var, 0.348047, -0.293368, 0.618579)
-        F2, g2 = _component(t, finite_mean, var, 0.420890, 0.621709, 0.907310)
-        F3, g3 = _component(t, finite_mean, var, 0.193067, 1.629429, 1.367907)
-        F4, g4 = _component(t, finite_mean, var, 0.037996, 2.607113, 2.219624)
+        F1, g1 = _component(t, finite_mean, var, W1, L1, S1)
+        F2, g2 = _component(t, finite_mean, var, W2, L2, S2)
+        F3, g3 = _component(t, finite_mean, var, W3, L3, S3)
+        F4, g4 = _component(t, finite_mean, var, W4, L4, S4)
         F = tl.maximum(F1 + F2 + F3 + F4, tiny)
         all_below = tl.exp(tl.sum(tl.log(F), axis=1))[:, None]
         own_point = (k < points)[:, None]  # each query has as many points as it needs

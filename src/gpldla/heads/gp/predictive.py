@@ -7,6 +7,7 @@ by `benchmarks/predictive.py`; its table is in docs/predictive.md.
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,9 @@ _GUMBEL_MIXTURE_OF_MANY = (
 )
 MANY_CLASSES = 65
 MIN_POINTS = 13
+BELOW, ABOVE = 3.0, 4.5  # how far the interval reaches, in standard deviations of the largest class
+MAX_STEP = 0.8  # of the points, in standard deviations of the narrowest class
+MAX_DOUBLINGS = 7  # of the points
 SMALL_MIXTURE = 1 << 16  # values, up to which calling operations costs more than what they do
 LOGITS_PER_CHUNK = 1 << 15  # on a CPU: what stays in its caches, at every point
 KERNEL_MAX_CLASSES = MANY_CLASSES - 1  # more do not fit in a GPU's registers
@@ -88,9 +92,9 @@ def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor
     a number keeps the shapes independent of the data (compiled graphs).
     """
     if n_points is None and _use_kernel(mean, var):
-        from gpldla.kernels.quadrature import integrate
+        from gpldla.kernels.quadrature import Rule, integrate
 
-        log_p = kernels.try_or_fall_back(lambda: integrate(mean, var))
+        log_p = kernels.try_or_fall_back(lambda: integrate(mean, var, Rule(**_rule())))
         if log_p is not None:
             return log_p
     if not torch.is_grad_enabled() and mean.device.type == "cpu" and mean.numel() > LOGITS_PER_CHUNK:
@@ -106,8 +110,8 @@ def _integral(mean: Tensor, var: Tensor, n_points: int | None) -> Tensor:
     """Return `quadrature` of means and variances [C, Q]: loops along the queries, the last axis, are fast."""
     spread = (var.detach() + _GUMBEL_VARIANCE).sqrt()  # standard deviation of X_j
     centre = mean.detach() + _GUMBEL_MEAN
-    upper = torch.add(centre, spread, alpha=4.5)
-    lowest = torch.sub(centre, spread, alpha=3).amax(0)  # the largest X_j is rarely below ...
+    upper = torch.add(centre, spread, alpha=ABOVE)
+    lowest = torch.sub(centre, spread, alpha=BELOW).amax(0)  # the largest X_j is rarely below ...
     highest = upper.amax(0)  # ... or above this,
     if _are_many(mean.shape[0]):  # unless there are many: then its tail is that of one Gumbel variable
         at_most = highest + math.log(mean.shape[0])
@@ -115,13 +119,13 @@ def _integral(mean: Tensor, var: Tensor, n_points: int | None) -> Tensor:
     if n_points is not None:
         return _trapezoid(mean, var, lowest, highest, n_points)
 
-    # The step should not exceed 0.8 of the narrowest spread among the classes that reach into the interval.
-    width, fewest_steps = highest - lowest, 0.8 * (MIN_POINTS - 1)
+    # No step should exceed MAX_STEP of the narrowest spread among the classes that reach into the interval.
+    width, fewest_steps = highest - lowest, MAX_STEP * (MIN_POINTS - 1)
     compiling = torch.compiler.is_compiling()
     if not compiling and (not mean.numel() or (width / spread.amin(0)).max().item() <= fewest_steps):
         return _trapezoid(mean, var, lowest, highest, MIN_POINTS)  # mostly: enough for any class
     narrowest = spread.masked_fill(upper < lowest, math.inf).amin(0)
-    doublings = (width / narrowest / fewest_steps).log2().ceil().clamp(0, 7).nan_to_num(0)
+    doublings = (width / narrowest / fewest_steps).log2().ceil().clamp(0, MAX_DOUBLINGS).nan_to_num(0)
     if compiling:  # a graph cannot treat some queries otherwise than others
         return _trapezoid(mean, var, lowest, highest, MIN_POINTS * 2**doublings)
     log_p = torch.empty_like(mean)
@@ -131,6 +135,20 @@ def _integral(mean: Tensor, var: Tensor, n_points: int | None) -> Tensor:
             mean[:, some], var[:, some], lowest[some], highest[some], MIN_POINTS * 2 ** int(doubling)
         )
     return log_p
+
+
+def _rule() -> dict[str, Any]:
+    """Return the constants that the kernel shares with the plain operations."""
+    return {
+        "mixture": _GUMBEL_MIXTURE,
+        "mean": _GUMBEL_MEAN,
+        "variance": _GUMBEL_VARIANCE,
+        "below": BELOW,
+        "above": ABOVE,
+        "points": MIN_POINTS,
+        "step": MAX_STEP,
+        "doublings": MAX_DOUBLINGS,
+    }
 
 
 def _use_kernel(mean: Tensor, var: Tensor) -> bool:
