@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpldla.classifier.embedders import ImageEmbedder, TextEmbedder
     from gpldla.classifier.estimator import GPLDLAClassifier
     from gpldla.classifier.few_shot import FewShotClassifier
-from gpldla.classifier.model import FewShotModel
+    from gpldla.classifier.model import FewShotModel
 
 _HOMES = {
     "AbstainingClassifier": "gpldla.classifier.abstaining",

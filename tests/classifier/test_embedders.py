@@ -14,6 +14,7 @@ from sklearn.utils import get_tags
 from torch import nn
 
 import gpldla.classifier.embedders
+import gpldla.classifier.model
 from gpldla import FewShotModel, GPLDLAClassifier, ImageEmbedder, TextEmbedder
 from gpldla.backbones import TextBackbone, create_backbone, register_backbone
 from gpldla.backbones.base import _BACKBONES
@@ -194,7 +195,7 @@ class TestModels:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"model": "pixel"}, "There is no backbone or folder 'pixel'; did you mean 'pixels'"),
+            ({"model": "pixel"}, "There is no model 'pixel'; did you mean 'pixels'"),
             ({"model": "conv4"}, "'conv4' has no trained weights; give the folder of a model trained"),
             ({"model": "lengths"}, "^Model 'lengths' reads texts; use TextEmbedder"),
             ({"model": "."}, r"^\. is not a model: it has no config\.json"),
@@ -294,7 +295,7 @@ class TestScikitLearn:
     def test_cross_validation_and_search_load_the_network_once(self, paths, monkeypatch):
         made = []
         monkeypatch.setattr(
-            gpldla.classifier.embedders,
+            gpldla.classifier.model,
             "create_backbone",
             lambda name: made.append(name) or create_backbone(name),
         )

@@ -117,7 +117,7 @@ class TestImport:
                 pass
         """
         name = plugin("plugin_with_head", textwrap.dedent(content))
-        command = ["train", "demo", "-o", tmp_path / "run", *TINY_TRAINING, "--set", "head=outside"]
+        command = ["train", "demo", "-o", tmp_path / "run", *TINY_TRAINING, "--set", "head.name=outside"]
         code, _, err = run("--import", name, *command)
         assert code == 0, err
         assert json.loads((tmp_path / "run" / "config.json").read_text("utf-8"))["head"] == "outside"

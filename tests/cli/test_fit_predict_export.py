@@ -20,7 +20,7 @@ from tests.classifier.test_answers import write_pictures
 from tests.classifier.test_file import Letters, pictures
 from tests.helpers import call
 
-KNOWN_MODELS = ["all-minilm-l6-v2", "efficientnet-lite0", *shipped_models()]
+KNOWN_MODELS = ["all-minilm-l6-v2", "efficientnet-lite0", "pixels", *shipped_models()]
 TEXTS = {
     "greeting": ["hello there", "hello hello", "oh hello", "well hello"],
     "numbers": ["six fix", "sixty six", "six", "sixty fix"],
@@ -343,14 +343,14 @@ class TestFitRefuses:
         [
             ("efficientnet-lite", "; did you mean 'efficientnet-lite0'?"),
             ("all-minilm", "; did you mean 'all-minilm-l6-v2'?"),
-            ("resnet-900", f"; known are {', '.join(sorted(KNOWN_MODELS))}."),
+            ("resnet-900", f"; known are {', '.join(sorted([*KNOWN_MODELS, "letters"]))}."),
         ],
     )
     def test_an_unknown_model(self, fails, photos, name, said):
         assert fails(photos, model=name) == f"There is no model {name!r}{said}"
 
     def test_a_network_that_nobody_trained(self, fails, photos):
-        assert "Backbone 'conv4' is untrained; give the folder" in fails(photos, model="conv4")
+        assert "Backbone 'conv4' has no trained weights; give the folder" in fails(photos, model="conv4")
 
     def test_a_folder_that_is_no_model(self, fails, photos):
         assert f"{photos} is not a model" in fails(photos, model=photos)

@@ -765,7 +765,7 @@ def test_machines_that_nothing_tells_of_each_other(tmp_path, refused, nothing_st
 def test_more_devices_than_there_are(tmp_path, refused, nothing_started, monkeypatch):
     train = ["train", "glyphs", "-o", tmp_path / "run", "--devices", 3, "--device", "cuda"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "There is no CUDA device on this machine; use --device cpu." in refused(*train)
+    assert "There is no device 'cuda' here; use auto or cpu." in refused(*train)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert "--devices 3 is more than the 2 GPUs here." in refused(*train)

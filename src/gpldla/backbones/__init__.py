@@ -8,6 +8,7 @@ from gpldla.backbones.base import (
     TextBackbone,
     backbone_preprocessing,
     create_backbone,
+    is_backbone_name,
     list_backbones,
     register_backbone,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "TextPreprocessing",
     "backbone_preprocessing",
     "create_backbone",
+    "is_backbone_name",
     "list_backbones",
     "register_backbone",
 ]

@@ -3,7 +3,8 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from gpldla.data.preprocessing import Preprocessing, Reads, TextPreprocessing
 from gpldla.utils.errors import UserError
 from gpldla.utils.registry import Registry
+
+Loader = TypeVar("Loader", bound="Callable[[str], Backbone]")
 
 
 class Backbone(nn.Module, ABC):
@@ -104,14 +107,32 @@ _BACKBONES: Registry[type[Backbone]] = Registry("backbone", group="gpldla.backbo
 register_backbone = _BACKBONES.register
 
 
-def list_backbones() -> list[str]:
-    """Return the names that `create_backbone` knows."""
-    return sorted(_BACKBONES)
+_LOADERS: dict[str, Callable[[str], Backbone]] = {}  # by the prefix of a name
+
+
+def register_loader(prefix: str) -> Callable[[Loader], Loader]:
+    """Return a decorator for a function from NAME to the backbone that is called `prefix:NAME`."""
+
+    def remember(loader: Loader) -> Loader:
+        _LOADERS[prefix] = loader
+        return loader
+
+    return remember
+
+
+def is_backbone_name(name: str) -> bool:
+    """Return whether `create_backbone` knows this name, or at least its prefix."""
+    return name in _BACKBONES or name.partition(":")[0] in _LOADERS
+
+
+def list_backbones(*, pretrained: bool = False) -> list[str]:
+    """Return the names that `create_backbone` knows; on request only those with trained weights."""
+    return sorted(name for name in _BACKBONES if _BACKBONES[name].pretrained or not pretrained)
 
 
 def backbone_preprocessing(name: str) -> Preprocessing:
-    """Return the preprocessing of a backbone's images, without creating the backbone."""
-    backbone = _BACKBONES.find(name)
+    """Return the preprocessing of a backbone's images, if possible without creating the backbone."""
+    backbone = create_backbone(name) if name.partition(":")[0] in _LOADERS else _BACKBONES.find(name)
     if backbone.reads != "pictures":
         raise UserError(f"Backbone {name!r} reads {backbone.reads}, not pictures; choose another one.")
     return backbone.preprocessing
@@ -119,4 +140,7 @@ def backbone_preprocessing(name: str) -> Preprocessing:
 
 def create_backbone(name: str) -> Backbone:
     """Create a backbone by name, with fresh random weights unless it is a pretrained one."""
+    prefix, colon, rest = name.partition(":")
+    if colon and prefix in _LOADERS and name not in _BACKBONES:
+        return _LOADERS[prefix](rest)
     return _BACKBONES.find(name)()

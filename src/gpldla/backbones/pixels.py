@@ -1,5 +1,7 @@
 """No network at all: the control that every learned feature must beat."""
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from gpldla.backbones.base import Backbone, register_backbone
@@ -10,6 +12,7 @@ from gpldla.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 class Pixels(Backbone):
     """The pixels of a 28 px grey image themselves, 784 features."""
 
+    pretrained: ClassVar[bool] = True  # it has no weights that a file would have to hold
     preprocessing: Preprocessing = Preprocessing(28, 1, IMAGENET_MEAN[:1], IMAGENET_STD[:1])
 
     def __init__(self) -> None:

@@ -5,35 +5,42 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from rich.console import Console
 from sklearn.base import BaseEstimator, TransformerMixin
-from torch import Tensor, nn
+from torch import nn
 
-from gpldla.backbones import Backbone, create_backbone, list_backbones
-from gpldla.classifier.features import FeatureCache, device_of, embed, list_items
+from gpldla.backbones import Backbone, is_backbone_name
+from gpldla.backbones.foreign import ForeignNetwork
+from gpldla.classifier.features import FeatureCache, embed, list_items
 from gpldla.classifier.model import FewShotModel
-from gpldla.classifier.shipped import shipped_models
+from gpldla.classifier.resolve import resolve_model
 from gpldla.data.paths import DataPaths
 from gpldla.data.preprocessing import Preprocessing, Reads
 from gpldla.utils.devices import torch_device
-from gpldla.utils.errors import UserError, did_you_mean
-from gpldla.utils.modules import evaluating
+from gpldla.utils.errors import UserError
 from gpldla.utils.progress import SILENT, Reporter
-
-TIMM = "timm:"
 
 
 class _Embedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # untyped
     """What the embedders share: they learn nothing, so that `transform` works without `fit`."""
 
     _reads: ClassVar[Reads]
-    model: Any
-    batch_size: int
-    cache: bool | str | Path
-    device: str
-    progress: bool
     preprocessing: Preprocessing | None = None
+
+    def __init__(
+        self,
+        model: Any = "all-minilm-l6-v2",
+        *,
+        batch_size: int = 64,
+        cache: bool | str | Path = True,
+        device: str = "auto",
+        progress: bool = False,
+    ) -> None:
+        self.model = model
+        self.batch_size = batch_size
+        self.cache = cache
+        self.device = device
+        self.progress = progress
 
     def fit(self, X: Any, y: Any = None) -> "_Embedder":
         """Load the network and check what X is; nothing is learned."""
@@ -153,11 +160,7 @@ class ImageEmbedder(_Embedder):
         progress: bool = False,
         preprocessing: Preprocessing | None = None,
     ) -> None:
-        self.model = model
-        self.batch_size = batch_size
-        self.cache = cache
-        self.device = device
-        self.progress = progress
+        super().__init__(model, batch_size=batch_size, cache=cache, device=device, progress=progress)
         self.preprocessing = preprocessing
 
 
@@ -199,65 +202,15 @@ class TextEmbedder(_Embedder):
 
     _reads: ClassVar[Reads] = "texts"
 
-    def __init__(
-        self,
-        model: str | Path = "all-minilm-l6-v2",
-        *,
-        batch_size: int = 64,
-        cache: bool | str | Path = True,
-        device: str = "auto",
-        progress: bool = False,
-    ) -> None:
-        self.model = model
-        self.batch_size = batch_size
-        self.cache = cache
-        self.device = device
-        self.progress = progress
-
-
-class _ForeignNetwork(Backbone):
-    """A trained network from elsewhere, with what it wants pictures to be."""
-
-    pretrained: ClassVar[bool] = True
-
-    def __init__(self, network: nn.Module, preprocessing: Preprocessing) -> None:
-        super().__init__()
-        self.network = network
-        self.preprocessing = preprocessing
-        self.feature_dim = self._count_features()
-
-    def maps(self, images: Tensor) -> Tensor:
-        """Nobody knows where they are: this raises."""
-        raise UserError(f"{type(self.network).__name__} does not tell its feature maps.")
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the features [n, feature_dim]."""
-        features: Tensor = self.network(images)
-        return features
-
-    def _count_features(self) -> int:
-        name, facts = type(self.network).__name__, self.preprocessing
-        shape = (1, facts.channels, facts.size, facts.size)
-        try:
-            with torch.no_grad():
-                features = evaluating(self.network)(torch.zeros(shape, device=device_of(self.network)))
-        except Exception as error:  # whatever a stranger's code raises
-            raise UserError(
-                f"{name} cannot read images of shape {list(shape)} ({_first_line(error)});"
-                " change preprocessing."
-            ) from None
-        if not isinstance(features, Tensor) or features.ndim != 2:
-            given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise UserError(f"{name} gives {given}, not features [n, d]; pool and flatten its output.")
-        return features.shape[1]
-
 
 def _load(model: Any, preprocessing: Preprocessing | None, device: str) -> Backbone:
     """Return the network that a user means by `model`."""
     if isinstance(model, str | Path | FewShotModel | Backbone) and preprocessing is not None:
         raise UserError(f"{_name(model)} knows its own preprocessing; leave out preprocessing=.")
     if isinstance(model, str | Path):
-        return _load_named(str(model), str(torch_device(device)))
+        name, where = str(model), str(torch_device(device))
+        # A folder may hold another model by now, so it is read again.
+        return _pretrained(name, where) if is_backbone_name(name) else resolve_model(name).backbone.to(where)
     if isinstance(model, FewShotModel):
         network = model.backbone
     elif isinstance(model, Backbone):
@@ -268,48 +221,15 @@ def _load(model: Any, preprocessing: Preprocessing | None, device: str) -> Backb
                 f"{_name(model)} does not say what pictures it wants;"
                 " give preprocessing=gpldla.backbones.Preprocessing(size, channels, mean, std)."
             )
-        network = _ForeignNetwork(model, preprocessing)
+        network = ForeignNetwork(model, preprocessing)
     else:
         raise UserError(f"model must be a name, a folder or a torch module, not {type(model).__name__}.")
     return network if device == "auto" else network.to(torch_device(device))
 
 
-def _load_named(name: str, device: str) -> Backbone:
-    if name.startswith(TIMM) or name in list_backbones():
-        return _pretrained(name, device)
-    if not Path(name).exists() and name not in shipped_models():
-        known = [*list_backbones(), *shipped_models()]
-        raise UserError(f"There is no backbone or folder {name!r}{did_you_mean(name, known)}")
-    return FewShotModel.from_pretrained(name).backbone.to(device)
-
-
 @lru_cache(maxsize=2)  # scikit-learn makes many copies of a transformer, all with the same network
 def _pretrained(name: str, device: str) -> Backbone:
-    network = _timm_network(name.removeprefix(TIMM)) if name.startswith(TIMM) else create_backbone(name)
-    if not network.pretrained and any(True for _ in network.parameters()):
-        raise UserError(
-            f"Backbone {name!r} has no trained weights;"
-            " give the folder of a model trained with `gpldla train`."
-        )
-    loaded: Backbone = network.eval().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return loaded
-
-
-def _timm_network(name: str) -> Backbone:
-    try:
-        import timm.data
-    except (ImportError, RuntimeError) as error:  # a torchvision that does not fit is a RuntimeError
-        raise UserError(
-            f"Model '{TIMM}{name}' needs timm, which cannot be imported ({_first_line(error)});"
-            " pip install timm."
-        ) from None
-    try:
-        network = timm.create_model(name, pretrained=True, num_classes=0)  # without the classes: features
-    except Exception as error:  # an unknown name, or weights that cannot be had
-        raise UserError(f"timm cannot make {name!r} ({_first_line(error)}).") from None
-    facts = timm.data.resolve_model_data_config(network)
-    channels, size, _ = facts["input_size"]
-    return _ForeignNetwork(network, Preprocessing(size, channels, tuple(facts["mean"]), tuple(facts["std"])))
+    return resolve_model(name).backbone.to(device)
 
 
 def _cache_of(network: Backbone, model: Any, cache: bool | str | Path) -> FeatureCache | None:
@@ -320,7 +240,3 @@ def _cache_of(network: Backbone, model: Any, cache: bool | str | Path) -> Featur
 
 def _name(model: Any) -> str:
     return f"Model {str(model)!r}" if isinstance(model, str | Path) else type(model).__name__
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

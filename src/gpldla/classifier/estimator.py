@@ -1,25 +1,23 @@
 """GPLDLAClassifier: the method behind scikit-learn's interface, on features one already has."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from rich.console import Console
-from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
+from gpldla.classifier.estimator_answers import EstimatorAnswers
 from gpldla.classifier.examples import Examples
 from gpldla.classifier.labels import check_labels, merge_classes
 from gpldla.classifier.novelty import Novelty
 from gpldla.classifier.prior_learning import learn_prior
 from gpldla.classifier.task import AdaptedTask
-from gpldla.classifier.uncertainty import Uncertainty
 from gpldla.heads.gp.linear_gp import Predictive
 from gpldla.heads.gp.task_posterior import TaskPosterior
 from gpldla.heads.gpldla_auto import Covariance, GPLDLAAuto
@@ -27,7 +25,7 @@ from gpldla.utils.errors import UserError, require_positive
 from gpldla.utils.progress import SILENT, Reporter
 
 
-class GPLDLAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped
+class GPLDLAClassifier(EstimatorAnswers):
     """Few-shot classification with calibrated probabilities, in closed form.
 
     A Gaussian-process prior over linear classifiers, its MAP replaced by linear discriminant analysis whose
@@ -113,8 +111,6 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
     >>> clf.partial_fit([[-2.0, -2.0], [-2.1, -2.3]], ["owl", "owl"]).classes_
     array(['cat', 'dog', 'owl'], dtype='<U3')
     """
-
-    _task: AdaptedTask
 
     def __init__(
         self,
@@ -265,101 +261,6 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         self.set_params(whiten=True, **learned)
         return self
 
-    def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Return log p(class | x).
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        log_proba : ndarray of shape (n_samples, n_classes)
-            In the order of `classes_`.
-        """
-        return self._in_chunks(X, lambda rows: self._task.log_prob(rows))
-
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Return p(class | x), shape (n_samples, n_classes), in the order of `classes_`."""
-        proba: np.ndarray = np.exp(self.predict_log_proba(X))
-        return proba
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the most probable class of each row, shape (n_samples,)."""
-        log_proba = self.predict_log_proba(X)
-        predicted: np.ndarray = self.classes_[log_proba.argmax(axis=1)]
-        return predicted
-
-    def decision_function(self, X: Any) -> np.ndarray:
-        """Return log p(class | x), shape (n_samples, n_classes); for two classes their difference."""
-        log_proba = self.predict_log_proba(X)
-        return log_proba[:, 1] - log_proba[:, 0] if len(self.classes_) == 2 else log_proba
-
-    def represent(self, X: Any) -> np.ndarray:
-        """Return rows as the classifier sees them, φ: centred, whitened, at unit length.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        phi : ndarray of shape (n_samples, n_features)
-        """
-
-        def phi(rows: Tensor) -> Tensor:
-            posterior = cast(TaskPosterior, self._task.posterior)
-            z = posterior.space(rows)
-            return F.normalize(z, dim=-1, eps=1e-30) if posterior.diagonal.normalize else z
-
-        return self._in_chunks(X, lambda rows: self._task.in_chunks(rows, phi))
-
-    def uncertainty(self, X: Any) -> Uncertainty:
-        """Say how uncertain the class of each row is, and why, in bits.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        uncertainty : named tuple of three ndarrays of shape (n_samples,)
-            `total` is the entropy of the probabilities (before any temperature). `aleatoric` is what would
-            remain if the classifier were known exactly, and `epistemic` the rest: what more examples could
-            tell.
-        """
-        return Uncertainty(*self._in_chunks(X, lambda rows: self._task.uncertainty(rows)).T)
-
-    def none_of_these(self, X: Any, *, prevalence: float = 0.5) -> np.ndarray:
-        """Return the probability that each row belongs to no known class.
-
-        It is calibrated on the base classes of `meta_fit`, else by leaving classes of the training rows out.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-        prevalence : float, default=0.5
-            How common such rows are among those to come.
-
-        Returns
-        -------
-        probability : ndarray of shape (n_samples,)
-        """
-        return self._in_chunks(X, lambda rows: self._task.none_of_these(rows, prevalence))
-
-    def leave_one_out(self) -> np.ndarray:
-        """Return the probabilities of each training row under the classifier that has not seen it.
-
-        Returns
-        -------
-        proba : ndarray of shape (n_samples, n_classes)
-            Rows of classes without another example are NaN: there is no such classifier. The variances are
-            those of all examples, see `gpldla.heads.gp.leave_one_out`; with `map_steps` the means are still
-            those of the LDA estimate.
-        """
-        check_is_fitted(self, "classes_")
-        return self._task.leave_one_out().numpy()
-
     def _adapt(self, examples: Examples, classes: np.ndarray) -> "GPLDLAClassifier":
         self.classes_ = classes
         self.center_, self.temperature_ = self._given_center(examples), float(self.temperature)
@@ -415,17 +316,6 @@ class GPLDLAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             raise UserError("sample_weight holds no positive weight; give at least one.")
         rows, weights = torch.from_numpy(X[counts]), torch.from_numpy(weights[counts])
         return Examples(rows, torch.empty(0, dtype=torch.int64), weights), y[counts]
-
-    def _in_chunks(self, X: Any, function: Callable[[Tensor], Tensor]) -> np.ndarray:
-        """Apply a function to the rows of X in the precision of the training rows, chunk after chunk."""
-        check_is_fitted(self, "classes_")
-        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-        step = self._task.rows_per_chunk(X.shape[1])
-        parts = []
-        for start in range(0, len(X), step):
-            part = X[start : start + step].astype(self.coef_.dtype, copy=False)
-            parts.append(function(torch.from_numpy(np.require(part, requirements=["C", "W"]))).numpy())
-        return np.concatenate(parts)
 
     def _given_center(self, examples: Examples) -> np.ndarray | None:
         """Return what is subtracted before anything else, [d]; the head finds the "auto" centre itself."""

@@ -49,7 +49,9 @@ def fit(
     Texts: gpldla fit texts.csv --text question --label topic -o topics.safetensors
     """
     from gpldla.classifier.answers import json_class_names, summarise
+    from gpldla.classifier.resolve import resolve_model
     from gpldla.reports.terminal import fit_tables, leave_one_out_line
+    from gpldla.utils.devices import torch_device
     from gpldla.utils.files import check_output
 
     if output.is_dir():
@@ -57,7 +59,7 @@ def fit(
     check_output(output, source)
     items, labels = _labelled_items(source, text, label)
     kind = "pictures" if text is None else "texts"
-    loaded = _load_model(model or DEFAULT_MODELS[kind], device)
+    loaded = resolve_model(model or DEFAULT_MODELS[kind]).to(torch_device(device))
     if loaded.backbone.reads != kind:
         raise UserError(
             f"Backbone {loaded.backbone_name!r} reads {loaded.backbone.reads}, not {kind};"
@@ -105,22 +107,3 @@ def _readable_items(
     if emptied:
         raise UserError(f"No picture of the class {min(emptied)} can be read; add some or remove it.")
     return [items[i] for i in kept], [labels[i] for i in kept]
-
-
-def _load_model(name: str, device: str) -> "FewShotModel":
-    from gpldla.backbones import list_backbones
-    from gpldla.classifier.model import FewShotModel
-    from gpldla.classifier.shipped import shipped_models
-    from gpldla.utils.devices import torch_device
-    from gpldla.utils.errors import did_you_mean
-
-    if Path(name).is_dir() or name in shipped_models():
-        model = FewShotModel.from_pretrained(name)
-    elif name in list_backbones():
-        model = FewShotModel(name, "gpldla-auto")
-        if not model.backbone.pretrained and any(True for _ in model.backbone.parameters()):
-            raise UserError(f"Backbone {name!r} is untrained; give the folder of a model trained with it.")
-    else:
-        pretrained = [*DEFAULT_MODELS.values(), *shipped_models()]
-        raise UserError(f"There is no model {name!r}{did_you_mean(name, pretrained)}")
-    return model.to(torch_device(device)).eval()

@@ -102,6 +102,7 @@ class Head(nn.Module, ABC):
     base_stage: the classifier that the network is trained with on the base classes before episodes start,
                 "linear" or "cosine", or None. After that stage the network stays as it is, and episodes
                 train the head's own parameters, if it has any.
+    left_out_options: options of the parent class that this head does not have
     needs_base_mean: whether the head has a buffer `base_mean` [d] to be filled with the mean feature of
                 the base classes once the network is trained on them.
     """
@@ -109,6 +110,7 @@ class Head(nn.Module, ABC):
     consumes: ClassVar[Literal["features", "maps", "backbone"]] = "features"
     base_stage: ClassVar[Literal["linear", "cosine"] | None] = None
     needs_base_mean: bool = False
+    left_out_options: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def adapt(
@@ -218,9 +220,17 @@ def head_class(name: str) -> type[Head]:
 
 
 def head_options(name: str) -> dict[str, Any]:
-    """Return the options of a head with their defaults."""
-    parameters = list(inspect.signature(head_class(name).__init__).parameters.values())[1:]
-    return {p.name: p.default for p in parameters if p.name != "feature_dim"}
+    """Return the options of a head with their defaults, those that it passes on to its parent included."""
+    head, options = head_class(name), dict[str, Any]()
+    for ancestor in head.__mro__:
+        if "__init__" in vars(ancestor):
+            parameters = inspect.signature(vars(ancestor)["__init__"]).parameters.values()
+            named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+            options = {p.name: p.default for p in named} | options
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                break  # nothing is passed on to the next
+    hidden = ("self", "feature_dim", *head.left_out_options)
+    return {name: default for name, default in options.items() if name not in hidden}
 
 
 def create_head(name: str, feature_dim: int | tuple[int, int, int] | None = None, **options: Any) -> Head:

@@ -61,14 +61,7 @@ class GPDKT(Head):
         return LinearPosterior(weights, self.mean.to(phi.dtype).expand(n_way), member.any(-2), self._phi)
 
     def loss(
-        self,
-        support: Tensor,
-        labels: Tensor,
-        query: Tensor,
-        query_labels: Tensor,
-        n_way: int,
-        *,
-        backbone: nn.Module | None = None,
+        self, support: Tensor, labels: Tensor, query: Tensor, query_labels: Tensor, n_way: int, **_: object
     ) -> Tensor:
         """Return −log p(targets of support and query), the marginal likelihood, a target and class."""
         check_episode(support, labels, n_way)

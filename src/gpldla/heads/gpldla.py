@@ -5,14 +5,13 @@ Approximation", 2021. The numbers of equations are those of that paper, the word
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from gpldla.heads.base import register_head
-from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGP, Mode, Predictive
+from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGP, Mode, SharedOptions
 from gpldla.heads.gp.rows import Rows
 from gpldla.utils.errors import require_positive
 
@@ -70,27 +69,10 @@ class GPLDLA(LDASurrogate):
         self,
         feature_dim: int | None = None,
         *,
-        beta: float = 1.0,
-        beta_b: float = 1.0,
         dimension: float | None = None,
-        normalize: bool = True,
-        power: float = 1.0,
-        training_power: float | None = None,
-        predictive: Predictive = "auto",
-        n_samples: int = 10,
-        priors: Literal["uniform"] | Sequence[float] | None = None,
+        **shared: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(
-            feature_dim,
-            beta=beta,
-            beta_b=beta_b,
-            normalize=normalize,
-            power=power,
-            training_power=training_power,
-            predictive=predictive,
-            n_samples=n_samples,
-            priors=priors,
-        )
+        super().__init__(feature_dim, **shared)
         if dimension is not None:
             require_positive(dimension=dimension)
         self.dimension = dimension

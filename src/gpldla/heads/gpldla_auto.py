@@ -127,16 +127,10 @@ class GPLDLAAuto(GPLDLA):
         return self.posterior_in_space(space, labelled, beta, beta_b, statistics)
 
     def adapt_weighted(
-        self,
-        support: Tensor,
-        labels: Tensor,
-        n_way: int,
-        weights: Tensor | None,
-        *,
-        backbone: nn.Module | None = None,
+        self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None, **_: object
     ) -> TaskPosterior:
         """Adapt to examples that count `weights` times [..., n]; None is once each."""
-        return self.adapt(support, labels, n_way, backbone=backbone, weights=weights)
+        return self.adapt(support, labels, n_way, weights=weights)
 
     def capturable(self) -> bool:
         """Return False: the values of a task decide what is computed."""
@@ -224,8 +218,7 @@ class GPLDLAAuto(GPLDLA):
         n_way: int,
         weights: Tensor | None,
         posterior: Posterior,
-        *,
-        backbone: nn.Module | None = None,
+        **_: object,
     ) -> Tensor:
         """Return log p(class | x_i, S without i), [n, d] → [n, C], in closed form, see `LooStats`.
 

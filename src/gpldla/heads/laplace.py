@@ -1,11 +1,13 @@
 """The Laplace approximation around the true MAP, found by Newton steps: GPLDLA without its shortcut."""
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from gpldla.heads.base import register_head
 from gpldla.heads.gp.function_space import newton_step
-from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGP, Mode, Predictive
+from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGP, Mode, SharedOptions
 from gpldla.utils.errors import require_count
 
 
@@ -20,29 +22,16 @@ class Laplace(LinearGP):
     The model has no class priors but in its biases, so there is no option for them.
     """
 
+    left_out_options = ("priors",)
+
     def __init__(
         self,
         feature_dim: int | None = None,
         *,
-        beta: float = 1.0,
-        beta_b: float = 1.0,
         newton_steps: int = 5,
-        normalize: bool = True,
-        power: float = 1.0,
-        training_power: float | None = None,
-        predictive: Predictive = "auto",
-        n_samples: int = 10,
+        **shared: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(
-            feature_dim,
-            beta=beta,
-            beta_b=beta_b,
-            normalize=normalize,
-            power=power,
-            training_power=training_power,
-            predictive=predictive,
-            n_samples=n_samples,
-        )
+        super().__init__(feature_dim, **shared)
         require_count(newton_steps=newton_steps)
         self.newton_steps = newton_steps
 

@@ -65,14 +65,7 @@ class RelationNet(Head):
         return RelationNetPosterior(self.relation, sums, member.any(-2))
 
     def loss(
-        self,
-        support: Tensor,
-        labels: Tensor,
-        query: Tensor,
-        query_labels: Tensor,
-        n_way: int,
-        *,
-        backbone: nn.Module | None = None,
+        self, support: Tensor, labels: Tensor, query: Tensor, query_labels: Tensor, n_way: int, **_: object
     ) -> Tensor:
         """Return the mean squared error of the relation scores."""
         scores = self.adapt(support, labels, n_way).log_relation(query).exp()

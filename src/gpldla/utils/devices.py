@@ -26,11 +26,15 @@ def torch_device(name: str | torch.device) -> torch.device:
 def _is_usable(device: torch.device) -> bool:
     # Asked without creating a tensor: each process of a training would take memory on the first GPU.
     if device.type == "cuda":
-        return (device.index or 0) < torch.cuda.device_count()
+        return (device.index or 0) < _gpu_count()
     return device.type == "cpu" or (device.type == "mps" and torch.backends.mps.is_available())
 
 
+def _gpu_count() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def _usable_names() -> list[str]:
-    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    gpus = [f"cuda:{index}" for index in range(_gpu_count())]
     mps = ["mps"] if torch.backends.mps.is_available() else []
     return ["auto", "cpu", *(["cuda", *gpus[1:]] if gpus else []), *mps]

@@ -46,3 +46,8 @@ def require_count(**settings: Any) -> None:
 
 def _is_number(value: Any, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what another library says, to stand in brackets in a sentence."""
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

@@ -8,7 +8,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,19 @@ each query, drawn in logit space; "quadrature" deterministic and within 0.002 of
 
 MOMENTS = ("weight_mean", "bias_mean", "weight_var", "bias_var")
 VALUES_PER_CHUNK = 1 << 20  # of query features, on a CPU
+
+
+class SharedOptions(TypedDict, total=False):
+    """The options of `LinearGP`, for subclasses that pass them on."""
+
+    beta: float
+    beta_b: float
+    normalize: bool
+    power: float
+    training_power: float | None
+    predictive: Predictive
+    n_samples: int
+    priors: Literal["uniform"] | Sequence[float] | None
 
 
 class LabelledFeatures(NamedTuple):

@@ -1,0 +1,129 @@
+"""What a fitted GPLDLAClassifier says of rows and of its examples."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from gpldla.classifier.task import AdaptedTask
+from gpldla.classifier.uncertainty import Uncertainty
+from gpldla.heads.gp.task_posterior import TaskPosterior
+
+
+class EstimatorAnswers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped
+    """The half of the estimator that answers; `GPLDLAClassifier` is the half that learns."""
+
+    classes_: np.ndarray
+    coef_: np.ndarray
+    _task: AdaptedTask
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Return log p(class | x).
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        log_proba : ndarray of shape (n_samples, n_classes)
+            In the order of `classes_`.
+        """
+        return self._in_chunks(X, lambda rows: self._task.log_prob(rows))
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return p(class | x), shape (n_samples, n_classes), in the order of `classes_`."""
+        proba: np.ndarray = np.exp(self.predict_log_proba(X))
+        return proba
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the most probable class of each row, shape (n_samples,)."""
+        log_proba = self.predict_log_proba(X)
+        predicted: np.ndarray = self.classes_[log_proba.argmax(axis=1)]
+        return predicted
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Return log p(class | x), shape (n_samples, n_classes); for two classes their difference."""
+        log_proba = self.predict_log_proba(X)
+        return log_proba[:, 1] - log_proba[:, 0] if len(self.classes_) == 2 else log_proba
+
+    def represent(self, X: Any) -> np.ndarray:
+        """Return rows as the classifier sees them, φ: centred, whitened, at unit length.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        phi : ndarray of shape (n_samples, n_features)
+        """
+
+        def phi(rows: Tensor) -> Tensor:
+            posterior = cast(TaskPosterior, self._task.posterior)
+            z = posterior.space(rows)
+            return F.normalize(z, dim=-1, eps=1e-30) if posterior.diagonal.normalize else z
+
+        return self._in_chunks(X, lambda rows: self._task.in_chunks(rows, phi))
+
+    def uncertainty(self, X: Any) -> Uncertainty:
+        """Say how uncertain the class of each row is, and why, in bits.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        uncertainty : named tuple of three ndarrays of shape (n_samples,)
+            `total` is the entropy of the probabilities (before any temperature). `aleatoric` is what would
+            remain if the classifier were known exactly, and `epistemic` the rest: what more examples could
+            tell.
+        """
+        return Uncertainty(*self._in_chunks(X, lambda rows: self._task.uncertainty(rows)).T)
+
+    def none_of_these(self, X: Any, *, prevalence: float = 0.5) -> np.ndarray:
+        """Return the probability that each row belongs to no known class.
+
+        It is calibrated on the base classes of `meta_fit`, else by leaving classes of the training rows out.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        prevalence : float, default=0.5
+            How common such rows are among those to come.
+
+        Returns
+        -------
+        probability : ndarray of shape (n_samples,)
+        """
+        return self._in_chunks(X, lambda rows: self._task.none_of_these(rows, prevalence))
+
+    def leave_one_out(self) -> np.ndarray:
+        """Return the probabilities of each training row under the classifier that has not seen it.
+
+        Returns
+        -------
+        proba : ndarray of shape (n_samples, n_classes)
+            Rows of classes without another example are NaN: there is no such classifier. The variances are
+            those of all examples, see `gpldla.heads.gp.leave_one_out`; with `map_steps` the means are still
+            those of the LDA estimate.
+        """
+        check_is_fitted(self, "classes_")
+        return self._task.leave_one_out().numpy()
+
+    def _in_chunks(self, X: Any, function: Callable[[Tensor], Tensor]) -> np.ndarray:
+        """Apply a function to the rows of X in the precision of the training rows, chunk after chunk."""
+        check_is_fitted(self, "classes_")
+        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        step = self._task.rows_per_chunk(X.shape[1])
+        parts = []
+        for start in range(0, len(X), step):
+            part = X[start : start + step].astype(self.coef_.dtype, copy=False)
+            parts.append(function(torch.from_numpy(np.require(part, requirements=["C", "W"]))).numpy())
+        return np.concatenate(parts)
