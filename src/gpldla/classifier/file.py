@@ -56,11 +56,10 @@ def save_classifier(
         novelty = task.calibrate_novelty()
     if novelty is not None:
         info["novelty"] = [novelty.slope, novelty.offset]
-    pretrained = model.backbone.pretrained
     tensors |= {
         MODEL + name: tensor
         for name, tensor in model.state_dict().items()
-        if not (pretrained and name.startswith("backbone."))
+        if model.has_own_network or not name.startswith("backbone.")
     }
     try:
         info["checksum"] = _checksum(tensors, info)
@@ -119,8 +118,6 @@ def _restore(tensors: Mapping[str, Tensor], info: dict[str, Any], file: Path) ->
 def _restore_model(tensors: Mapping[str, Tensor], info: dict[str, Any], file: Path) -> FewShotModel:
     model = FewShotModel.from_config(info["model"], str(file))
     own = {name.removeprefix(MODEL): tensor for name, tensor in tensors.items() if name.startswith(MODEL)}
-    if model.backbone.pretrained:
-        own |= {name: tensor for name, tensor in model.state_dict().items() if name.startswith("backbone.")}
     model.load_weights(own)
     if model.backbone.fingerprint() != info["backbone_fingerprint"]:
         raise UserError(
