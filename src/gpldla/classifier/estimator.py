@@ -264,15 +264,16 @@ class GPLDLAClassifier(EstimatorAnswers):
     def _adapt(self, examples: Examples, classes: np.ndarray) -> "GPLDLAClassifier":
         self.classes_ = classes
         self.center_, self.temperature_ = self._given_center(examples), float(self.temperature)
-        self._task = AdaptedTask.adapt(
-            self._head(),
-            examples,
-            len(classes),
-            center=None if self.center_ is None else torch.from_numpy(self.center_),
-            temperature=self.temperature_,
-            novelty=None if self.novelty is None else Novelty(*map(float, self.novelty)),
-            seed=self._seed() if self.predictive in ("mc", "mc-logits") else 0,
-        )
+        with torch.inference_mode():  # many small operations, each of which it makes a little cheaper
+            self._task = AdaptedTask.adapt(
+                self._head(),
+                examples,
+                len(classes),
+                center=None if self.center_ is None else torch.from_numpy(self.center_),
+                temperature=self.temperature_,
+                novelty=None if self.novelty is None else Novelty(*map(float, self.novelty)),
+                seed=self._seed() if self.predictive in ("mc", "mc-logits") else 0,
+            )
         posterior = cast(TaskPosterior, self._task.posterior)
         diagonal, C = posterior.diagonal, len(classes)
         assert diagonal.sigma2 is not None

@@ -126,4 +126,4 @@ class EstimatorAnswers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         for start in range(0, len(X), step):
             part = X[start : start + step].astype(self.coef_.dtype, copy=False)
             parts.append(function(torch.from_numpy(np.require(part, requirements=["C", "W"]))).numpy())
-        return np.concatenate(parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -4,6 +4,7 @@ The scikit-learn estimator and the classifier of pictures and texts are two face
 person gives to rows and labels to indices; what happens then, happens here.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -141,10 +142,11 @@ class AdaptedTask:
 
     def in_chunks(self, rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Apply a function to rows [q, ...], centred, one chunk after the other."""
-        step = self.rows_per_chunk(rows[:1].numel())
-        with torch.no_grad():
-            parts = [function(_centred(part, self.center)) for part in torch.split(rows, step)]
-        return torch.cat(parts)
+        step = self.rows_per_chunk(math.prod(rows.shape[1:]))
+        with torch.inference_mode():
+            if len(rows) <= step:
+                return function(_centred(rows, self.center))
+            return torch.cat([function(_centred(part, self.center)) for part in torch.split(rows, step)])
 
 
 def _centred(rows: Tensor, center: Tensor | None) -> Tensor:

@@ -307,7 +307,7 @@ class LinearGPPosterior(Posterior):
 
     def fix_draws(self, seed: int = 0) -> None:
         """Draw what "mc" would draw at the first query; "mc-logits" draws on from the seed."""
-        if self.generator is None:
+        if self.generator is None and self.predictive in ("mc", "mc-logits"):
             self.generator = torch.Generator(self.weight_mean.device).manual_seed(seed)
         if self.predictive == "mc":
             self._weight_draws()
