@@ -1,7 +1,7 @@
 """Gaussian-process classification with a linear kernel on deep features, and a diagonal Laplace posterior.
 
 Kim and Hospedales, "Gaussian Process Meta Few-shot Classifier Learning via Linear Discriminant Laplace
-Approximation", 2021. Equation numbers are those of the paper, names in brackets its labels of equations.
+Approximation", 2021. Numbers and names of equations, the latter in brackets, are those of the paper.
 """
 
 import math
