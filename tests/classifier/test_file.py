@@ -824,3 +824,19 @@ class TestAbsurdFacts:
         whole.file.write_bytes(content)
         with contextlib.suppress(UserError):
             FewShotClassifier.load(whole.file)
+
+
+def test_a_pretrained_network_that_was_trained_on_is_in_the_file(file, tmp_path):
+    """Else the installed weights would stand in for the trained ones, or the file would be refused."""
+    model = FewShotModel("blobs", "gpldla-auto")
+    with torch.no_grad():
+        for parameter in model.backbone.parameters():
+            parameter.mul_(1.5)
+    model.save(tmp_path / "trained")
+    trained = FewShotModel.from_pretrained(tmp_path / "trained")
+    classifier = trained.adapt(pictures(), LABELS)
+    classifier.save(file)
+    loaded = FewShotClassifier.load(file)
+    assert loaded.model.backbone.fingerprint() == model.backbone.fingerprint()
+    np.testing.assert_array_equal(loaded.predict_proba(QUERIES), classifier.predict_proba(QUERIES))
+    assert any(name.startswith("model.backbone.") for name in read_tensors(file)[0])

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from gpldla.data.augment.photographs import (
     sample_photograph_params,
 )
 from gpldla.data.augment.transforms import standardise_, to_rgb
+from gpldla.heads.gp import predictive
 
 GPU = torch.cuda.is_available()
 INTERPRETED = not GPU and os.environ.get("TRITON_INTERPRET") == "1"
@@ -40,7 +42,9 @@ needs_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
 
 @pytest.mark.skipif(GPU or INTERPRETED, reason="the kernels run in this process")
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-@pytest.mark.parametrize("tests", [("TestNormalise",), ("TestFirstBlock", "TestMaxPool", "TestPhotographs")])
+@pytest.mark.parametrize(
+    "tests", [("TestNormalise",), ("TestFirstBlock", "TestMaxPool", "TestPhotographs", "TestQuadrature")]
+)
 def test_in_the_interpreter(tests, tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
@@ -756,3 +760,41 @@ class TestServe:
         with pytest.raises(KeyboardInterrupt):
             kernels.try_or_fall_back(stopped)
         assert kernels.usable_for(OnGPU())
+
+
+@pytest.mark.skipif(not RUNS_KERNELS, reason="needs a GPU, or Triton's interpreter")
+class TestQuadrature:
+    @pytest.fixture(autouse=True)
+    def complementary_error_function(self, monkeypatch):
+        """Give the interpreter what only a GPU's library has."""
+        if INTERPRETED:
+            import triton.language as tl
+
+            from gpldla.kernels import quadrature
+
+            stand_in = SimpleNamespace(erfc=lambda z: 1.0 - tl.erf(z))
+            monkeypatch.setattr(quadrature, "libdevice", stand_in)
+
+    @pytest.mark.parametrize("C", [2, 5, 20, 64])
+    def test_agrees_with_the_plain_operations(self, C):
+        from gpldla.kernels.quadrature import Rule, integrate
+
+        mean, var = 3 * normal(70, C).float(), normal(70, C, seed=1).float().square() * 4
+        mean[3, 1], var[5] = -torch.inf, 0.0
+        ours = integrate(mean.to(DEVICE), var.to(DEVICE), Rule(**predictive._rule())).cpu()
+        expected = predictive.quadrature(mean.double(), var.double())
+        assert (ours.exp() - expected.exp()).abs().max() < 2e-5
+        assert ours[3, 1] == -torch.inf
+
+    def test_every_constant_of_the_rule_counts(self):
+        """A rule with another constant gives other answers: none is left out on the way."""
+        from gpldla.kernels.quadrature import Rule, integrate
+
+        mean, var = 3 * normal(20, 5).float(), normal(20, 5, seed=1).float().square() * 4
+        rule = Rule(**predictive._rule())
+        answers = integrate(mean.to(DEVICE), var.to(DEVICE), rule)
+        others = [rule._replace(**{name: 0.5 * getattr(rule, name)}) for name in ("mean", "below", "above")]
+        others += [rule._replace(points=5, step=9.0), rule._replace(mixture=rule.mixture[:3] * 2)]
+        for other in others:
+            four = other._replace(mixture=other.mixture[:4])
+            assert not torch.equal(integrate(mean.to(DEVICE), var.to(DEVICE), four), answers), other

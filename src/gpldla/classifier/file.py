@@ -25,7 +25,9 @@ MODEL = "model."  # prefix of the names of the model's own tensors
 SUPPORT, LABELS = "support", "numbers"  # names of the rows and class indices of the examples in a file
 
 
-def save_classifier(classifier: FewShotClassifier, file: Path, *, support: bool = True) -> None:
+def save_classifier(
+    classifier: FewShotClassifier, file: Path, *, support: bool = True, names: bool = True
+) -> None:
     """Write a classifier: class names, posterior, support examples, and the model.
 
     Weights that come with an installed package are not written, only the network's name and fingerprint.
@@ -50,17 +52,16 @@ def save_classifier(classifier: FewShotClassifier, file: Path, *, support: bool 
     novelty = task.novelty
     if task.examples is not None and support:
         tensors |= {SUPPORT: task.examples.rows, LABELS: task.examples.labels}
-        if task.examples.names is not None:
+        if names and task.examples.names is not None:
             info["items"] = list(task.examples.names)
     elif task.examples is not None and task.posterior.has_novelty:
         novelty = task.calibrate_novelty()
     if novelty is not None:
         info["novelty"] = [novelty.slope, novelty.offset]
-    pretrained = model.backbone.pretrained
     tensors |= {
         MODEL + name: tensor
         for name, tensor in model.state_dict().items()
-        if not (pretrained and name.startswith("backbone."))
+        if model.has_own_network or not name.startswith("backbone.")
     }
     try:
         info["checksum"] = _checksum(tensors, info)
@@ -119,8 +120,6 @@ def _restore(tensors: Mapping[str, Tensor], info: dict[str, Any], file: Path) ->
 def _restore_model(tensors: Mapping[str, Tensor], info: dict[str, Any], file: Path) -> FewShotModel:
     model = FewShotModel.from_config(info["model"], str(file))
     own = {name.removeprefix(MODEL): tensor for name, tensor in tensors.items() if name.startswith(MODEL)}
-    if model.backbone.pretrained:
-        own |= {name: tensor for name, tensor in model.state_dict().items() if name.startswith("backbone.")}
     model.load_weights(own)
     if model.backbone.fingerprint() != info["backbone_fingerprint"]:
         raise UserError(

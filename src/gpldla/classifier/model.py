@@ -55,6 +55,7 @@ class FewShotModel(nn.Module):
         require_positive(temperature=temperature)
         self.temperature = temperature
         self.info = dict(info or {})
+        self.has_own_network = not self.backbone.pretrained  # its weights are then saved, not only its name
         self.eval()  # training sets training mode itself
 
     def _set_preprocessing(self, settings: dict[str, Any]) -> None:
@@ -239,10 +240,17 @@ class FewShotModel(nn.Module):
         return model.eval()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Load weights that `save` has written; if those of the backbone are float64, so is the model."""
-        if any(t.dtype == torch.float64 for name, t in weights.items() if name.startswith("backbone.")):
+        """Load weights that `save` has written; if those of the backbone are float64, so is the model.
+
+        Weights of a pretrained network may be missing: the model then keeps those of the installed package.
+        """
+        network = {name: tensor for name, tensor in weights.items() if name.startswith("backbone.")}
+        if any(tensor.dtype == torch.float64 for tensor in network.values()):
             self.double()
-        self.load_state_dict(weights)
+        self.has_own_network = bool(network) or not self.backbone.pretrained
+        if not self.has_own_network:
+            network = {n: tensor for n, tensor in self.state_dict().items() if n.startswith("backbone.")}
+        self.load_state_dict({**network, **weights})
 
     @classmethod
     def from_config(cls, config: Any, source: str) -> "FewShotModel":

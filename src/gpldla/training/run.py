@@ -323,7 +323,7 @@ class _Run:
         }
         if recipe.precision == "64-true":
             model.double()
-        model.load_state_dict(self.best_weights or self._current_model().state_dict())
+        model.load_weights(self.best_weights or self._current_model().state_dict())
         return model.to(self.fabric.device).eval()
 
     # ---- saving and resuming
