@@ -3,7 +3,7 @@
     python -m benchmarks.gumbel_mixture
     python -m benchmarks.gumbel_mixture --normals 6 --tail 1e-5    # for many classes
 
-Prints the constants `_GUMBEL_MIXTURE` or `_GUMBEL_MIXTURE_OF_MANY`, and beside them the errors of the
+Prints the constants `_GUMBEL_MIXTURE` or `_GUMBEL_MIXTURE_MANY_CLASSES`, and beside them the errors of the
 package's constants. The fit is minimax: it minimises the largest |S(z) − P(G > z)| / (P(G > z) + tail),
 where S is the survival function of the mixture. The quotient is a relative error in the bulk, because the
 integral multiplies the distribution functions of all classes, and an absolute error in the far tail, which
@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.special import ndtr, softmax
 
-from gpldla.heads.gp.predictive import _GUMBEL_MIXTURE, _GUMBEL_MIXTURE_OF_MANY
+from gpldla.heads.gp.predictive import _GUMBEL_MIXTURE, _GUMBEL_MIXTURE_MANY_CLASSES
 
 POINTS_PER_UNIT = 50  # of the grid
 
@@ -106,7 +106,7 @@ def main() -> None:
         print(f"{weight:8.6f} {mean:9.6f}  {deviation:8.6f}")
     report("\nthis fit", mixture, arguments.tail)
     report("in the package", np.array(_GUMBEL_MIXTURE), arguments.tail)
-    report("in the package, for many classes", np.array(_GUMBEL_MIXTURE_OF_MANY), arguments.tail)
+    report("in the package, for many classes", np.array(_GUMBEL_MIXTURE_MANY_CLASSES), arguments.tail)
 
 
 def report(name: str, mixture: np.ndarray, tail: float) -> None:

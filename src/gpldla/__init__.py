@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpldla.classifier.few_shot import FewShotClassifier
     from gpldla.classifier.model import FewShotModel
 
-_HOMES = {
+_MODULE_OF = {
     "AbstainingClassifier": "gpldla.classifier.abstaining",
     "FewShotClassifier": "gpldla.classifier.few_shot",
     "FewShotModel": "gpldla.classifier.model",
@@ -34,14 +34,14 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names when they are first used: torch takes seconds, `gpldla --help` should not."""
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    """Import a public name on first use: importing torch takes seconds, which `gpldla --help` should not."""
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _compute_in_one_thread() -> None:
-    """Keep torch from waiting for OpenMP threads that do not exist after a fork, without end."""
+    """Use one thread after a fork: torch would wait forever for OpenMP threads that a fork does not copy."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 

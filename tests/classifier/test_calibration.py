@@ -193,12 +193,12 @@ class TestWhatIsNoPrediction:
     def test_rows_that_are_no_numbers(self, function):
         log_prob = torch.zeros(4, 3).log_softmax(-1)
         log_prob[2, 1] = torch.nan
-        with pytest.raises(UserError, match="1 of 4 rows of log_prob, first 2, are no numbers"):
+        with pytest.raises(UserError, match="1 of 4 rows of log_prob, first 2, are NaN"):
             function(log_prob, torch.zeros(4, dtype=torch.int64))
 
 
 def test_a_label_without_probability_has_no_temperature():
     log_prob = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]).log()
     assert fit_temperature(log_prob, torch.tensor([0, 1])) > 0
-    with pytest.raises(UserError, match="Row 1 of log_prob gives its label no probability"):
+    with pytest.raises(UserError, match="Row 1 of log_prob gives its label probability 0"):
         fit_temperature(log_prob, torch.tensor([0, 0]))

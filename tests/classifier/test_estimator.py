@@ -532,12 +532,12 @@ class TestPriors:
 
     @pytest.mark.parametrize("priors", [[1, 2], np.array([1.0, 2.0]), [1.0] * 5])
     def test_of_another_number_of_classes_are_refused(self, blobs, priors):
-        with pytest.raises(ValueError, match="priors must be 4 positive numbers, one a class"):
+        with pytest.raises(ValueError, match="priors must be 4 positive numbers, one per class"):
             GPLDLAClassifier(priors=priors).fit(*blobs)
 
     @pytest.mark.parametrize("priors", ["even", [1, 1, 1, 0], [1, 1, 1, -1], [1, 1, 1, np.nan]])
     def test_that_are_no_priors_are_refused(self, blobs, priors):
-        with pytest.raises(ValueError, match="priors must be 'uniform' or one positive number a class"):
+        with pytest.raises(ValueError, match="priors must be 'uniform' or one positive number per class"):
             GPLDLAClassifier(priors=priors).fit(*blobs)
 
 
@@ -1146,9 +1146,9 @@ class TestWhatIsRefusedChangesNothing:
     )
     def test_labels_of_another_kind(self, old, new):
         clf = GPLDLAClassifier().fit(self.X, np.array(old)[self.y])
-        with pytest.raises(ValueError, match="of kinds that cannot be compared"):
+        with pytest.raises(ValueError, match="of types that cannot be compared"):
             clf.partial_fit(self.X[:1], [new])
-        with pytest.raises(ValueError, match="of kinds that cannot be compared"):
+        with pytest.raises(ValueError, match="of types that cannot be compared"):
             clf.partial_fit(self.X[:1], np.array(old)[:1], classes=[new])
         assert clf.classes_.dtype == np.array(old).dtype
 

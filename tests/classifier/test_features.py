@@ -90,7 +90,7 @@ def said():
 def cache_of(tmp_path, said):
     """Make the cache of a backbone in this test's own folder; what it says is in `said`."""
     return lambda backbone: FeatureCache.of(
-        backbone, DataPaths(chosen_cache=tmp_path / "cache"), say=said.append
+        backbone, DataPaths(chosen_cache=tmp_path / "cache"), warn=said.append
     )
 
 
@@ -380,7 +380,7 @@ def refuse(message):
     raise SystemExit(message)
 
 first, file = int(sys.argv[1]), Path(sys.argv[2])
-cache = FeatureCache(file, say=refuse)
+cache = FeatureCache(file, warn=refuse)
 keys = [number.to_bytes(32, "big") for number in range(first, first + 300)]
 rows = np.arange(first, first + 300, dtype=np.float32)[:, None].repeat(1280, 1)
 for start in range(0, 300, 4):
@@ -398,7 +398,7 @@ for start in range(0, 300, 4):
         numbers = [*range(300), *range(1000, 1300)]
         features = np.empty((600, 1280), np.float32)
         keys = [number.to_bytes(32, "big") for number in numbers]
-        assert FeatureCache(file, say=pytest.fail).fill(features, keys) == []
+        assert FeatureCache(file, warn=pytest.fail).fill(features, keys) == []
         assert (features == np.array(numbers)[:, None]).all()
 
 
@@ -445,7 +445,7 @@ class TestWrongInput:
             (["a", "b", float("nan")], r"^texts\[2\] is of type float"),
             (["a", None], r"^texts\[1\] is of type NoneType"),
             ([b"a"], r"^texts\[0\] is of type bytes"),
-            (["a", "b\ud800"], r"^texts\[1\] is no valid Unicode"),
+            (["a", "b\ud800"], r"^texts\[1\] is not valid Unicode"),
             (np.array([["a"], ["b"]]), r"^texts\[0\] is of type ndarray"),
             ("a", "^Give a list of texts, not a single one"),
             (None, "^Give a list of texts, not a single one"),

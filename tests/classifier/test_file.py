@@ -317,7 +317,9 @@ class TestWithoutSupport:
     @pytest.mark.parametrize(("head", "options"), WITH_SUPPORT_ONLY, ids=str)
     def test_a_head_that_needs_its_examples_is_not_saved_without(self, file, head, options):
         file.write_bytes(b"old")
-        with pytest.raises(UserError, match=f"The head '{head}' needs its support examples") as error:
+        with pytest.raises(
+            UserError, match=f"The head '{head}' cannot predict without support examples"
+        ) as error:
             fitted(head, options).save(file, support=False)
         one_sentence(error)
         assert file.read_bytes() == b"old"
@@ -345,12 +347,12 @@ class TestNetworks:
         fitted(backbone="blobs").save(file, support=support)
         FewShotClassifier.load(file)
         monkeypatch.setattr(Blobs, "version", 1)
-        assert "fit it anew" in refused(file, "was made with another version of blobs than is installed")
+        assert "fit it again" in refused(file, "was made with another version of blobs than is installed")
 
     def test_another_preprocessing_is_refused(self, file, monkeypatch):
         fitted(backbone="blobs").save(file)
         monkeypatch.setattr(Blobs, "preprocessing", Preprocessing(8, 1, (0.4,), (0.25,)))
-        refused(file, "another blobs than this version has")
+        refused(file, "other preprocessing of blobs than is installed")
 
     def test_a_stored_one_that_changed_is_refused(self, file):
         fitted(backbone="conv4s").save(file)
@@ -358,7 +360,7 @@ class TestNetworks:
         name = next(name for name in tensors if name.startswith("model.backbone") and "weight" in name)
         tensors[name].view(-1)[0] += 1
         write_tensors(file, tensors, info)
-        refused(file, "fit it anew")
+        refused(file, "fit it again")
 
     def test_one_that_is_not_installed_is_named(self, file, monkeypatch):
         fitted(backbone="blobs").save(file)
@@ -419,7 +421,7 @@ class TestFailedSaves:
     def test_class_names_that_json_cannot_hold_are_named(self, file, labels):
         file.write_bytes(b"old")
         classifier = model_of().adapt(pictures((1, 1, 1)), labels)
-        with pytest.raises(UserError, match="which a file could hold") as error:
+        with pytest.raises(UserError, match="so it cannot be saved") as error:
             classifier.save(file)
         assert any(repr(label) in one_sentence(error) for label in labels)
         assert file.read_bytes() == b"old"

@@ -204,7 +204,9 @@ class TestLoadingWhatIsNoModel:
     def test_a_configuration_with_a_missing_value_is_named(self, model, tmp_path, key):
         model.save(tmp_path)
         (tmp_path / CONFIG).write_text(json.dumps({k: v for k, v in model.config().items() if k != key}))
-        with pytest.raises(UserError, match=f"{tmp_path / CONFIG} is not a whole model configuration.*{key}"):
+        with pytest.raises(
+            UserError, match=f"{tmp_path / CONFIG} is an incomplete model configuration.*{key}"
+        ):
             FewShotModel.from_pretrained(tmp_path)
 
     @pytest.mark.parametrize("kind", ["backbone", "head"])
@@ -538,7 +540,7 @@ class TestHeadOptions:
         assert model.head_options == {"n_samples": 4, "predictive": "probit"}
 
     def test_where_learning_started_cannot_be_changed(self, model):
-        with pytest.raises(UserError, match="beta of head 'gpldla' changes what it has learned"):
+        with pytest.raises(UserError, match="beta of head 'gpldla' changes its learned parameters"):
             model.set_head_options({"beta": 50.0})
         assert "beta" not in model.head_options
 
@@ -575,12 +577,12 @@ class TestHeadOptions:
 
     @pytest.mark.parametrize("priors", ["even", ["a", "b", "c"], [1, -1, 1], [1, np.nan, 1], [1, np.inf, 1]])
     def test_priors_that_are_not_positive_are_refused(self, model, priors):
-        with pytest.raises(UserError, match="priors must be 'uniform' or one positive number a class"):
+        with pytest.raises(UserError, match="priors must be 'uniform' or one positive number per class"):
             model.set_head_options({"priors": priors})
 
     def test_priors_of_another_number_of_classes_are_refused(self, model):
         model.set_head_options({"priors": [0.5, 0.5]})
-        with pytest.raises(UserError, match="priors must be 3 positive numbers, one a class"):
+        with pytest.raises(UserError, match="priors must be 3 positive numbers, one per class"):
             model.adapt(pictures(), LABELS)
 
     def test_monte_carlo_comes_near_the_deterministic_predictive(self, model):
@@ -608,7 +610,7 @@ def test_a_model_of_another_backbone_version_is_refused(tmp_path):
     config = json.loads((tmp_path / CONFIG).read_text())
     config["preprocessing"]["mean"] = [0.5]
     (tmp_path / CONFIG).write_text(json.dumps(config))
-    with pytest.raises(UserError, match="another conv4s than this version has"):
+    with pytest.raises(UserError, match="other preprocessing of conv4s than is installed"):
         FewShotModel.from_pretrained(tmp_path)
 
 

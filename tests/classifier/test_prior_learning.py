@@ -129,7 +129,7 @@ class TestTasks:
     @pytest.mark.parametrize("options", [{}, {"covariance": "full"}, {"map_steps": 1}], ids=str)
     def test_are_answered_as_the_classifier_will_answer_them(self, metric, options):
         tasks, drawn = self.make(metric, lambda **given: make_head(**{**given, **options}))
-        log_prob, truth = tasks.answers(2.0, 0.5)
+        log_prob, truth = tasks.predictions(2.0, 0.5)
         clf = GPLDLAClassifier(
             beta=2.0,
             beta_b=0.5,
@@ -147,7 +147,7 @@ class TestTasks:
 
     def test_lose_what_the_answers_lose(self):
         tasks, _ = self.make()
-        assert tasks.loss(1.5, 1.0) == pytest.approx(negative_log_likelihood(*tasks.answers(1.5, 1.0)))
+        assert tasks.loss(1.5, 1.0) == pytest.approx(negative_log_likelihood(*tasks.predictions(1.5, 1.0)))
 
     @pytest.mark.parametrize("prior", [(1e-4, 1.0), (1e4, 1.0), (1.0, 1e-4), (1.0, 1e4)])
     def test_lose_everything_with_a_prior_out_of_bounds(self, prior):

@@ -186,7 +186,7 @@ class TestCommands:
     def test_a_model_without_measured_numbers_is_named(self, refused, tmp_path, monkeypatch):
         monkeypatch.setattr(shipped, "MODELS", tmp_path)
         FewShotModel("conv4s").save(tmp_path / "mine")
-        assert f"{tmp_path / 'mine' / CONFIG} does not say what was measured" in refused("models")
+        assert f"{tmp_path / 'mine' / CONFIG} has no measurements" in refused("models")
 
     def test_eval_takes_a_name(self, run, models):
         code, out, err = run("eval", NAME, *TINY, "--json")

@@ -365,7 +365,7 @@ class TestFitRefuses:
         )
 
     def test_no_support_where_the_head_needs_it(self, fails, made, photos):
-        assert "needs its support examples" in fails(photos, "--no-support", model=made / "protonet")
+        assert "without support examples" in fails(photos, "--no-support", model=made / "protonet")
 
     def test_a_table_is_not_overwritten(self, refused, made, tmp_path):
         table = tmp_path / "own.csv"

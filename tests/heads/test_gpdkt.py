@@ -336,7 +336,7 @@ def test_wrong_options_are_named():
 def test_only_standardisation_needs_the_number_of_features():
     create_head("gpdkt", kernel="linear")
     create_head("gpdkt", kernel="cosine")
-    with pytest.raises(UserError, match="'gpdkt' has parameters as long as the features; give feature_dim"):
+    with pytest.raises(UserError, match="'gpdkt' has one parameter per feature; give feature_dim"):
         create_head("gpdkt")
 
 

@@ -144,7 +144,7 @@ def test_a_power_of_training_is_a_positive_number(power):
 
 @pytest.mark.parametrize("name", ["power", "training_power"])
 def test_a_power_needs_unit_length(name):
-    with pytest.raises(UserError, match="A power of features needs normalize = True"):
+    with pytest.raises(UserError, match="power and training_power other than 1 need normalize = True"):
         create_head("gpldla", **{name: 0.5}, normalize=False)
 
 

@@ -651,7 +651,7 @@ class TestMetric:
         ({"map_steps": 1.5}, "map_steps must be a whole number of at least 0, not 1.5"),
         ({"predictive": "quadratur"}, "did you mean 'quadrature'"),
         ({"n_samples": 0}, "n_samples must be a whole number of at least 1"),
-        ({"priors": [1.0, -1.0]}, "priors must be 'uniform' or one positive number a class"),
+        ({"priors": [1.0, -1.0]}, "priors must be 'uniform' or one positive number per class"),
         ({"metric": [[1.0], [2.0]]}, "metric must be a square matrix"),
         ({"metric": "identity"}, "metric must be a square matrix"),
         ({"centre": True}, "no option 'centre'; did you mean 'center'"),

@@ -364,5 +364,5 @@ def test_wrong_options_are_named(options, sentence):
 
 
 def test_missing_dimension_is_named():
-    with pytest.raises(UserError, match="'maml' has parameters as long as the features; give feature_dim"):
+    with pytest.raises(UserError, match="'maml' has one parameter per feature; give feature_dim"):
         create_head("maml")

@@ -136,5 +136,5 @@ def test_wrong_options_are_named():
 
 def test_only_full_context_needs_the_number_of_features():
     assert not list(create_head("matchingnet").parameters())
-    with pytest.raises(UserError, match="'matchingnet' has parameters as long as the features; give feature"):
+    with pytest.raises(UserError, match="'matchingnet' has one parameter per feature; give feature"):
         create_head("matchingnet", full_context=True)

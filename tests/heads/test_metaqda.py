@@ -292,5 +292,5 @@ def test_wrong_options_are_named():
         create_head("metaqda", 8, estimate="full")
     with pytest.raises(UserError, match="mix_identity belongs to estimate='map'"):
         create_head("metaqda", 8, mix_identity=True)
-    with pytest.raises(UserError, match="'metaqda' has parameters as long as the features; give feature_dim"):
+    with pytest.raises(UserError, match="'metaqda' has one parameter per feature; give feature_dim"):
         create_head("metaqda")

@@ -168,7 +168,5 @@ def test_training_reaches_network_and_head():
 
 
 def test_missing_shape_is_named():
-    with pytest.raises(
-        UserError, match="'relationnet' has parameters as long as the features; give feature_"
-    ):
+    with pytest.raises(UserError, match="'relationnet' has one parameter per feature; give feature_"):
         create_head("relationnet")

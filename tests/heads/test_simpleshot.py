@@ -77,5 +77,5 @@ def test_centring_is_the_default():
 def test_wrong_options_are_named():
     with pytest.raises(UserError, match="transform must be 'un', 'l2n' or 'cl2n', not 'zscore'"):
         create_head("simpleshot", 6, transform="zscore")
-    with pytest.raises(UserError, match="'simpleshot' has parameters as long as the features; give feature"):
+    with pytest.raises(UserError, match="'simpleshot' has one parameter per feature; give feature"):
         create_head("simpleshot")

@@ -1,1 +1,1 @@
-"""From features to a classifier with probabilities: models, estimators, calibration, files."""
+"""Models, adapted tasks, estimators, calibration and files: from features to probabilities."""

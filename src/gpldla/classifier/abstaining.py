@@ -12,11 +12,11 @@ from gpldla.utils.errors import UserError
 
 
 class AbstainingClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped
-    """Answer where the expected error is at most `max_error`, and say `abstain_label` elsewhere.
+    """Return a class where the expected error is at most `max_error`, and `abstain_label` elsewhere.
 
     The expected error counts both a wrong class and, where the classifier has `none_of_these`, a row of no
-    known class: it is 1 - p(class) * (1 - p(none of these)), as `gpldla predict` has it. The promise holds as
-    far as these probabilities are calibrated. Each row is judged by itself, whatever comes with it.
+    known class: it is 1 - p(class) * (1 - p(none of these)), as in `gpldla predict`. This is right only
+    as far as these probabilities are calibrated. Each row is judged independently of the others.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class AbstainingClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
     max_error : float, default=0.25
         The largest expected error of an answer, from 0 to 1.
     prevalence : float, default=0.1
-        How common rows of no known class are among those to come; 0 where there are none.
+        The assumed share of rows of no known class; 0 if there are none.
     abstain_label : object, default=None
         What `predict` returns instead of a class.
 
@@ -79,7 +79,7 @@ class AbstainingClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
         return answers
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the share of rows with a right answer; none is not right."""
+        """Return the share of rows with a right answer; a row without an answer counts as wrong."""
         right = [answer == truth for answer, truth in zip(self.predict(X), np.asarray(y))]
         return float(np.average(right, weights=sample_weight))
 
@@ -113,4 +113,4 @@ class AbstainingClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
         if not (isinstance(self.prevalence, Real) and 0 <= self.prevalence < 1):
             raise UserError(f"prevalence must be at least 0 and less than 1, not {self.prevalence!r}.")
         if not hasattr(self.clf, "predict_proba"):
-            raise UserError(f"{type(self.clf).__name__} has no predict_proba; give a classifier that has.")
+            raise UserError(f"{type(self.clf).__name__} has no predict_proba; give a classifier that has it.")

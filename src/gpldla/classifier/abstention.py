@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # read by `gpldla --help`, which should not wait for NumPy
+if TYPE_CHECKING:  # `gpldla --help` imports this module and should not wait for NumPy
     import numpy as np
 
 MAX_ERROR = 0.25  # the largest expected error of an answer
@@ -15,7 +15,7 @@ def is_unsure(proba: "np.ndarray", none_of_these: "np.ndarray | None", max_error
     The expected error counts both a wrong class and an item of no known class: it is
     1 − max_c p(c) · (1 − p(none of these)). An item whose probabilities are not finite is unsure.
 
-    proba: [n, C]; none_of_these: [n], or None where the head cannot tell
+    proba: [n, C]; none_of_these: [n], or None if the head does not support it
     """
     correct = proba.max(axis=1).astype(float)
     if none_of_these is not None:

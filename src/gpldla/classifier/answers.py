@@ -1,4 +1,4 @@
-"""What a classifier says of the examples it was made from, and of new ones."""
+"""Leave-one-out summary of a classifier's own examples, and its answers for new items."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,25 +14,26 @@ from gpldla.data.user_files import printable
 from gpldla.utils.errors import UserError
 
 CONFUSIONS_SHOWN, SUSPECTS_SHOWN = 5, 10
-SUSPECT_THRESHOLD = 0.7  # the probability of another class from which on a label is doubted
-UNSURE = "unsure"  # what stands for a label in answers that are too doubtful
+SUSPECT_THRESHOLD = 0.7  # an example is suspect if another class has at least this probability
+UNSURE = "unsure"  # replaces the label in unsure answers
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """An example that the others speak against."""
+    """An example whose label is probably wrong, judging by the other examples."""
 
     item: str
     label: Any
-    rather: Any
-    probability: float  # of `rather`, without the example
+    rather: Any  # the more probable label
+    probability: float  # of `rather`, by the classifier without the example
 
 
 @dataclass(frozen=True)
 class FitSummary:
-    """What the examples say about themselves.
+    """Leave-one-out results for the examples of a classifier.
 
-    counts: examples a class; accuracy (percent) and nll: leave-one-out, None where each class has only one
+    counts: examples per class; accuracy (percent) and nll: None if each class has only one example
+    tested: number of examples that can be left out, as their class has others
     confused: (label, taken for, how often), the most frequent pairs
     """
 
@@ -54,27 +55,25 @@ class FitSummary:
 
 
 def summarise(classifier: FewShotClassifier, items: Sequence[Any]) -> FitSummary:
-    """Leave each of the classifier's examples out in turn; `items` are their names, in order."""
+    """Return the leave-one-out results of a classifier; `items` are the names of its examples, in order."""
     classes = classifier.classes.tolist()
-    proba, numbers = (
+    proba, labels = (
         classifier.leave_one_out(),
         class_indices(list_of_labels(classifier.labels), classes).numpy(),
     )
     tested = np.flatnonzero(~np.isnan(proba).any(1))
-    own = proba[tested, numbers[tested]]
+    own = proba[tested, labels[tested]]
     guess = proba[tested].argmax(1) if len(tested) else np.empty(0, int)
-    wrong = guess != numbers[tested]
-    pairs = Counter((classes[a], classes[b]) for a, b in zip(numbers[tested][wrong], guess[wrong]))
+    wrong = guess != labels[tested]
+    pairs = Counter((classes[a], classes[b]) for a, b in zip(labels[tested][wrong], guess[wrong]))
     suspects = [
-        Suspect(
-            printable(items[place]), classes[numbers[place]], classes[number], float(proba[place, number])
-        )
-        for place, number in zip(tested[wrong], guess[wrong])
-        if proba[place, number] >= SUSPECT_THRESHOLD
+        Suspect(printable(items[index]), classes[labels[index]], classes[other], float(proba[index, other]))
+        for index, other in zip(tested[wrong], guess[wrong])
+        if proba[index, other] >= SUSPECT_THRESHOLD
     ]
     suspects.sort(key=lambda suspect: -suspect.probability)
     return FitSummary(
-        {name: int((numbers == number).sum()) for number, name in enumerate(classes)},
+        {name: int((labels == index).sum()) for index, name in enumerate(classes)},
         float(100 * (1 - wrong.mean())) if len(tested) else None,
         float(-np.log(own.clip(1e-30, 1)).mean()) + 0.0 if len(tested) else None,  # no −0
         len(tested),
@@ -85,9 +84,9 @@ def summarise(classifier: FewShotClassifier, items: Sequence[Any]) -> FitSummary
 
 @dataclass(frozen=True)
 class Answer:
-    """What is said of one item: `unsure` where the expected error is larger than asked for.
+    """The answer for one item; `unsure` if its expected error exceeds the maximum that was asked for.
 
-    The expected error counts both mistaking one class for another and an item of no known class.
+    The expected error counts both a wrong class and an item of no known class.
     """
 
     item: str
@@ -103,7 +102,7 @@ class Answer:
 
 
 def json_class_names(classes: np.ndarray) -> list[str]:
-    """Return classes as files have them; what could be mistaken there is refused."""
+    """Return class names as strings, for files; refuse names that could not be told apart there."""
     names: dict[str, Any] = {}
     for label in classes.tolist():
         name = printable(label)
@@ -113,7 +112,7 @@ def json_class_names(classes: np.ndarray) -> list[str]:
             )
         names[name] = label
     if UNSURE in names:
-        raise UserError(f"A class is called {UNSURE!r}, as doubtful answers are; give it another name.")
+        raise UserError(f"A class is called {UNSURE!r}, which marks unsure answers; give it another name.")
     return list(names)
 
 
@@ -124,16 +123,14 @@ def answer(
     classes: Sequence[Any],
     max_error: float,
 ) -> list[Answer]:
-    """Put probabilities [n, C] and [n] into words."""
+    """Return the answers for items with these probabilities [n, C] and [n]."""
     unsure = is_unsure(proba, none_of_these, max_error).tolist()
     answers = []
-    for place, item in enumerate(items):
-        top = int(proba[place].argmax())
-        none = None if none_of_these is None else float(none_of_these[place])
-        probabilities = {name: float(p) for name, p in zip(classes, proba[place])}
+    for row, item in enumerate(items):
+        top = int(proba[row].argmax())
+        none = None if none_of_these is None else float(none_of_these[row])
+        probabilities = {name: float(p) for name, p in zip(classes, proba[row])}
         answers.append(
-            Answer(
-                printable(item), classes[top], float(proba[place, top]), none, unsure[place], probabilities
-            )
+            Answer(printable(item), classes[top], float(proba[row, top]), none, unsure[row], probabilities)
         )
     return answers

@@ -1,4 +1,4 @@
-"""Do the probabilities mean what they say? Temperature, reliability and calibration error."""
+"""Calibration of probabilities: temperature scaling, reliability diagrams and calibration error."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from gpldla.utils.errors import UserError
 
 BINS = 20
-TEMPERATURES = (0.01, 1000.0)  # where the best one is looked for
+TEMPERATURES = (0.01, 1000.0)  # between which the best one is searched
 
 
 def apply_temperature(log_prob: Tensor, temperature: float) -> Tensor:
-    """Flatten (T > 1) or sharpen (T < 1) log probabilities [..., C]; the order of classes stays."""
+    """Flatten (T > 1) or sharpen (T < 1) log probabilities [..., C]; the ranking of classes is kept."""
     return log_prob if temperature == 1 else (log_prob / temperature).log_softmax(-1)
 
 
@@ -32,8 +32,8 @@ def fit_temperature(log_prob: Tensor, labels: Tensor) -> float:
     impossible = log_prob.gather(-1, labels.unsqueeze(-1)).isneginf().flatten()
     if impossible.any():
         raise UserError(
-            f"Row {impossible.nonzero()[0].item()} of log_prob gives its label no probability at all, which"
-            " no temperature can mend; leave such rows out."
+            f"Row {impossible.nonzero()[0].item()} of log_prob gives its label probability 0, which"
+            " no temperature can correct; leave such rows out."
         )
 
     def loss(log_temperature: float) -> float:
@@ -44,13 +44,13 @@ def fit_temperature(log_prob: Tensor, labels: Tensor) -> float:
 
 
 def _checked(log_prob: Tensor) -> Tensor:
-    """Refuse predictions [n, C] that no number can be made of."""
+    """Return predictions [n, C]; refuse them if there are none or if any is NaN."""
     if not len(log_prob):
         raise UserError("log_prob has no rows; give predictions of at least one example.")
     broken = log_prob.isnan().any(-1).nonzero().flatten()
     if len(broken):
         raise UserError(
-            f"{len(broken)} of {len(log_prob)} rows of log_prob, first {broken[0].item()}, are no numbers;"
+            f"{len(broken)} of {len(log_prob)} rows of log_prob, first {broken[0].item()}, are NaN;"
             " leave these out."
         )
     return log_prob
@@ -83,14 +83,14 @@ def reliability(
         np.quantile(confidence, np.linspace(0, 1, bins + 1)) if equal_mass else np.linspace(0, 1, bins + 1)
     )
     # Bins are (lower, upper] as in the literature.
-    place = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
-    counts = np.bincount(place, minlength=bins)
+    bin_index = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
+    counts = np.bincount(bin_index, minlength=bins)
     with np.errstate(invalid="ignore"):
         return Reliability(
             edges,
             counts,
-            np.bincount(place, correct, minlength=bins) / counts,
-            np.bincount(place, confidence, minlength=bins) / counts,
+            np.bincount(bin_index, correct, minlength=bins) / counts,
+            np.bincount(bin_index, confidence, minlength=bins) / counts,
         )
 
 

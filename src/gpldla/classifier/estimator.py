@@ -1,4 +1,4 @@
-"""GPLDLAClassifier: the method behind scikit-learn's interface, on features one already has."""
+"""GPLDLAClassifier: the method behind scikit-learn's interface, on features that exist already."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -76,7 +76,7 @@ class GPLDLAClassifier(EstimatorAnswers):
     ----------
     classes_ : ndarray of shape (n_classes,)
     coef_ : ndarray of shape (n_classes, n_features)
-        w*, one row a class, for two classes too; it acts on rows as `represent` returns them.
+        w*, one row per class, also for two classes; it applies to rows as `represent` returns them.
     intercept_ : ndarray of shape (n_classes,)
         b*; minus infinity for a class without examples.
     coef_var_ : ndarray of shape (n_classes, n_features)
@@ -93,7 +93,7 @@ class GPLDLAClassifier(EstimatorAnswers):
         The temperature that was used.
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (n_features_in_,)
-        Where X has names of columns.
+        Names of the columns of X, if it has any.
 
     Notes
     -----
@@ -154,7 +154,7 @@ class GPLDLAClassifier(EstimatorAnswers):
         y : array-like of shape (n_samples,)
             Labels: strings, numbers or booleans.
         sample_weight : array-like of shape (n_samples,), default=None
-            How often each row counts: 2 is the same as the row twice, 0 as its absence.
+            How often each row counts: 2 has the effect of repeating the row, 0 of leaving it out.
 
         Returns
         -------
@@ -200,7 +200,7 @@ class GPLDLAClassifier(EstimatorAnswers):
             merged = merge_classes([*known, *declared, y])
             examples = replace(examples, labels=_indices(y, merged))
             if not first:
-                before = self._task.kept_examples().recode(np.searchsorted(merged, self.classes_).tolist())
+                before = self._task.require_examples().recode(np.searchsorted(merged, self.classes_).tolist())
                 examples = before.add(examples)
             return self._adapt(examples, merged)
 
@@ -226,16 +226,16 @@ class GPLDLAClassifier(EstimatorAnswers):
         """Learn the prior from classes of the same kind for which there are plenty of examples.
 
         Sets the parameters `beta`, `beta_b`, `temperature`, `center`, `metric` and `novelty`, so that `fit`,
-        clones and cross-validation use what was learned. The classes are not remembered; call `fit` next.
+        clones and cross-validation use what was learned. The base classes are not stored; call `fit` next.
 
         Parameters
         ----------
         X_base : array-like of shape (n_base, n_features)
         y_base : array-like of shape (n_base,)
         shots, ways : int, default=5
-            Examples a class and classes a task, as they will be in `fit`.
+            Examples per class and classes per task, as they will be in `fit`.
         episodes : int, default=200
-            Tasks that are sampled.
+            Number of tasks that are sampled.
         progress : bool, default=True
             Show a progress bar.
 
@@ -292,7 +292,7 @@ class GPLDLAClassifier(EstimatorAnswers):
             "beta_b": self.beta_b,
             "normalize": self.normalize,
             "center": isinstance(self.center, str) and self.center == "auto",
-            "whiten": self._whitens(),
+            "whiten": self._resolved_whiten(),
             "covariance": self.covariance,
             "map_steps": self.map_steps,
             "predictive": self.predictive,
@@ -302,7 +302,7 @@ class GPLDLAClassifier(EstimatorAnswers):
         }
         return GPLDLAAuto(**{**options, **changed}).eval()
 
-    def _whitens(self) -> bool:
+    def _resolved_whiten(self) -> bool:
         if isinstance(self.whiten, str):
             return isinstance(self.center, str) and self.center == "auto"
         return bool(self.whiten)
@@ -319,7 +319,7 @@ class GPLDLAClassifier(EstimatorAnswers):
         return Examples(rows, torch.empty(0, dtype=torch.int64), weights), y[counts]
 
     def _given_center(self, examples: Examples) -> np.ndarray | None:
-        """Return what is subtracted before anything else, [d]; the head finds the "auto" centre itself."""
+        """Return what is subtracted from the rows first, [d]; the head computes the "auto" centre itself."""
         X = examples.rows.numpy()
         if isinstance(self.center, str):
             weights = None if examples.weights is None else examples.weights.numpy()
@@ -335,7 +335,7 @@ class GPLDLAClassifier(EstimatorAnswers):
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _check_settings(self) -> None:
-        """Say what is wrong with the settings that the head does not check itself."""
+        """Raise a `UserError` for invalid settings that the head does not check."""
         if isinstance(self.center, str) and self.center not in ("auto", "support"):
             raise UserError(f"There is no center {self.center!r}; use 'auto', 'support', False or a vector.")
         if isinstance(self.center, bool) and self.center:

@@ -1,4 +1,4 @@
-"""What a fitted GPLDLAClassifier says of rows and of its examples."""
+"""The predictions of a fitted GPLDLAClassifier."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -16,7 +16,7 @@ from gpldla.heads.gp.task_posterior import TaskPosterior
 
 
 class EstimatorAnswers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped
-    """The half of the estimator that answers; `GPLDLAClassifier` is the half that learns."""
+    """The methods of `GPLDLAClassifier` that need a fitted estimator."""
 
     classes_: np.ndarray
     coef_: np.ndarray
@@ -53,7 +53,7 @@ class EstimatorAnswers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         return log_proba[:, 1] - log_proba[:, 0] if len(self.classes_) == 2 else log_proba
 
     def represent(self, X: Any) -> np.ndarray:
-        """Return rows as the classifier sees them, φ: centred, whitened, at unit length.
+        """Return rows as the classifier uses them, φ: centred, whitened, at unit length.
 
         Parameters
         ----------
@@ -72,7 +72,7 @@ class EstimatorAnswers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         return self._in_chunks(X, lambda rows: self._task.in_chunks(rows, phi))
 
     def uncertainty(self, X: Any) -> Uncertainty:
-        """Say how uncertain the class of each row is, and why, in bits.
+        """Return the uncertainty about the class of each row, in bits, split by cause.
 
         Parameters
         ----------
@@ -82,21 +82,21 @@ class EstimatorAnswers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         -------
         uncertainty : named tuple of three ndarrays of shape (n_samples,)
             `total` is the entropy of the probabilities (before any temperature). `aleatoric` is what would
-            remain if the classifier were known exactly, and `epistemic` the rest: what more examples could
-            tell.
+            remain if the classifier were known exactly, and `epistemic` the rest, which more examples
+            could remove.
         """
         return Uncertainty(*self._in_chunks(X, lambda rows: self._task.uncertainty(rows)).T)
 
     def none_of_these(self, X: Any, *, prevalence: float = 0.5) -> np.ndarray:
         """Return the probability that each row belongs to no known class.
 
-        It is calibrated on the base classes of `meta_fit`, else by leaving classes of the training rows out.
+        It is calibrated on the base classes of `meta_fit`, else by leaving out classes of the training rows.
 
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features)
         prevalence : float, default=0.5
-            How common such rows are among those to come.
+            The assumed share of such rows.
 
         Returns
         -------
@@ -105,12 +105,12 @@ class EstimatorAnswers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         return self._in_chunks(X, lambda rows: self._task.none_of_these(rows, prevalence))
 
     def leave_one_out(self) -> np.ndarray:
-        """Return the probabilities of each training row under the classifier that has not seen it.
+        """Return the probabilities of each training row under the classifier without it.
 
         Returns
         -------
         proba : ndarray of shape (n_samples, n_classes)
-            Rows of classes without another example are NaN: there is no such classifier. The variances are
+            NaN for the only example of a class. The variances are
             those of all examples, see `gpldla.heads.gp.leave_one_out`; with `map_steps` the means are still
             those of the LDA estimate.
         """
@@ -118,7 +118,7 @@ class EstimatorAnswers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         return self._task.leave_one_out().numpy()
 
     def _in_chunks(self, X: Any, function: Callable[[Tensor], Tensor]) -> np.ndarray:
-        """Apply a function to the rows of X in the precision of the training rows, chunk after chunk."""
+        """Apply a function to the rows of X in the precision of the training rows, in chunks."""
         check_is_fitted(self, "classes_")
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
         step = self._task.rows_per_chunk(X.shape[1])

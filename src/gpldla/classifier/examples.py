@@ -1,4 +1,4 @@
-"""The labelled examples that a task is made of, and how they are corrected."""
+"""The labelled examples of a task, and changes to them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,12 +13,12 @@ from gpldla.utils.errors import UserError, did_you_mean
 
 @dataclass(frozen=True)
 class Examples:
-    """Labelled examples; every change returns new ones.
+    """Labelled examples; every change returns a new object.
 
     rows:    what a head consumes [n, ...], such as features [n, d]
     labels:  indices of classes, int64 [n]
-    weights: how often each example counts [n]; None is once each
-    names:   what a person calls each example, such as the path of a picture; None where nobody has said
+    weights: how often each example counts [n]; None: once each
+    names:   the name of each example, such as the path of a picture; None if they have no names
     """
 
     rows: Tensor
@@ -53,7 +53,7 @@ class Examples:
         weights = None if self.weights is None else self.weights[kept]
         names = self.names
         if names is not None:
-            names = tuple(name for name, stays in zip(names, kept.tolist()) if stays)
+            names = tuple(name for name, is_kept in zip(names, kept.tolist()) if is_kept)
         return Examples(self.rows[kept], self.labels[kept], weights, names)
 
     def recode(self, new_index: Sequence[int]) -> "Examples":
@@ -61,7 +61,7 @@ class Examples:
         return replace(self, labels=torch.as_tensor(new_index, device=self.labels.device)[self.labels])
 
     def find(self, which: Sequence[Any]) -> list[int]:
-        """Return the indices of examples by index or by name."""
+        """Return the indices of examples that are given by index or by name."""
         return [self._find_one(one) for one in which]
 
     def to(self, device: str | torch.device) -> "Examples":

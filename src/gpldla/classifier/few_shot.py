@@ -23,10 +23,10 @@ from gpldla.utils.progress import SILENT, Reporter
 class FewShotClassifier:
     """A FewShotModel adapted to a task.
 
-    Changing the examples (`add`, `relabel`, `remove`) returns a new classifier, so one classifier may answer
-    in many threads at once.
+    `add`, `relabel` and `remove` return a new classifier; this one does not change, so many threads may use
+    it at once.
 
-    classes: sorted where labels can be compared, else in the order in which they came
+    classes: sorted if labels can be compared, else in order of appearance
     task: the adapted head, with the examples
     """
 
@@ -114,7 +114,7 @@ class FewShotClassifier:
         return self.task.none_of_these(represented, prevalence).cpu().numpy()
 
     def calibrate_novelty(self) -> None:
-        """Calibrate `none_of_these` on the examples now, else it is done at the first question."""
+        """Calibrate `none_of_these` on the examples now, instead of in its first call."""
         self._require(self.posterior.has_novelty)
         self.task.calibrate_novelty()
 
@@ -124,7 +124,7 @@ class FewShotClassifier:
         return Uncertainty(*self.task.uncertainty(self._embed(items)).T.cpu().numpy())
 
     def leave_one_out(self) -> np.ndarray:
-        """Return the probabilities of each support example under the classifier that has not seen it.
+        """Return the probabilities of each support example under the classifier without it.
 
         [n, n_classes]; NaN for the only example of a class. Closed form with the head "gpldla-auto", else one
         adaptation per example.
@@ -133,23 +133,23 @@ class FewShotClassifier:
 
     @property
     def support(self) -> Tensor | None:
-        """The examples as `FewShotModel.embed` represents them [n, ...]; None where they were not saved."""
+        """The examples as `FewShotModel.embed` represents them [n, ...]; None if they were not saved."""
         return None if self.task.examples is None else self.task.examples.rows
 
     @property
     def labels(self) -> np.ndarray:
         """The label of each example, [n]."""
-        labels: np.ndarray = self.classes[self.task.kept_examples().labels.cpu().numpy()]
+        labels: np.ndarray = self.classes[self.task.require_examples().labels.cpu().numpy()]
         return labels
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """What each example is called, such as the path of its picture; None where nobody has said."""
-        return self.task.kept_examples().names
+        """The name of each example, such as the path of its picture; None if the examples have no names."""
+        return self.task.require_examples().names
 
     def add(self, items: Sequence[Any], labels: Sequence[Any]) -> "FewShotClassifier":
-        """Return a classifier that has seen these examples, of known or new classes, as well."""
-        examples = self.task.kept_examples()
+        """Return a classifier adapted to these examples, too, of known or new classes."""
+        examples = self.task.require_examples()
         items = _non_empty(items, self.model)
         rows, listed = self.model.embed(items), _one_per_item(labels, len(items))
         classes = self._classes_with(listed)
@@ -161,8 +161,8 @@ class FewShotClassifier:
 
         which: examples by index, or by name (see `names`); labels: one for each, of known or new classes
         """
-        examples = self.task.kept_examples()
-        indices = examples.find(_listed(which))
+        examples = self.task.require_examples()
+        indices = examples.find(_list_of_examples(which))
         listed = _one_per_item(labels, len(indices), "examples")
         classes = self._classes_with(listed)
         changed = self._recoded(examples, classes).relabel(indices, class_indices(listed, classes))
@@ -171,11 +171,11 @@ class FewShotClassifier:
     def remove(self, which: Sequence[Any]) -> "FewShotClassifier":
         """Return a classifier without some examples, given by index or by name; see `names`.
 
-        A class whose last example goes is a class no more.
+        A class without any examples left is removed.
         """
-        examples = self.task.kept_examples()
-        left = examples.remove(examples.find(_listed(which)))
-        return self._without_empty_classes(left, self.classes.tolist())
+        examples = self.task.require_examples()
+        remaining = examples.remove(examples.find(_list_of_examples(which)))
+        return self._without_empty_classes(remaining, self.classes.tolist())
 
     def to(self, device: str | torch.device) -> "FewShotClassifier":
         """Move to another device, in place, and return itself."""
@@ -206,7 +206,7 @@ class FewShotClassifier:
     def _require(self, capability: bool) -> None:
         if not capability:
             raise UserError(
-                f"The head {self.model.head_name!r} does not say this; use a model with 'gpldla-auto'."
+                f"The head {self.model.head_name!r} does not support this; use a model with 'gpldla-auto'."
             )
 
     def _classes_with(self, labels: list[Any]) -> list[Any]:
@@ -238,14 +238,14 @@ def _one_per_item(labels: Sequence[Any], count: int, what: str = "images") -> li
     return listed
 
 
-def _listed(which: Any) -> list[Any]:
+def _list_of_examples(which: Any) -> list[Any]:
     if isinstance(which, (str, bytes, Path)) or not hasattr(which, "__iter__"):
         raise UserError("Give a list of examples, not a single one.")
     return list(which)
 
 
 def _names(items: list[Any]) -> tuple[str, ...] | None:
-    """Return what items are called: paths and texts have names, pictures in memory have none."""
+    """Return the names of items: paths and texts are names, pictures in memory have none."""
     if any(isinstance(item, (str, Path)) for item in items):
         return tuple(printable(item) if isinstance(item, (str, Path)) else "" for item in items)
     return None

@@ -1,4 +1,4 @@
-"""A FewShotClassifier as one safetensors file: data only, and enough to notice a network that has changed."""
+"""A FewShotClassifier as one safetensors file: data only, with checksums that reveal a changed network."""
 
 import hashlib
 import json
@@ -21,8 +21,8 @@ from gpldla.utils.errors import UserError
 from gpldla.utils.files import read_tensors, write_tensors
 
 KIND, FORMAT = "gpldla classifier", 1
-MODEL = "model."  # before the names of the model's own tensors
-SUPPORT, LABELS = "support", "numbers"  # the names of the examples' rows and class indices in a file
+MODEL = "model."  # prefix of the names of the model's own tensors
+SUPPORT, LABELS = "support", "numbers"  # names of the rows and class indices of the examples in a file
 
 
 def save_classifier(
@@ -30,20 +30,22 @@ def save_classifier(
 ) -> None:
     """Write a classifier: class names, posterior, support examples, and the model.
 
-    A network whose weights come with an installed package is named, with its fingerprint; the weights of any
-    other are written. Without the support examples, "none of these" has to be calibrated now or never.
+    Weights that come with an installed package are not written, only the network's name and fingerprint.
+    Without the support examples "none of these" is calibrated first, as it cannot be done after loading.
     """
     if file.is_dir():
         raise UserError(f"{file} is a folder; name a file, such as {file / 'classifier.safetensors'}.")
     model, task = classifier.model, classifier.task
     tensors = task.posterior.state()
     if not support and not tensors:
-        raise UserError(f"The head {model.head_name!r} needs its support examples to answer; save them, too.")
+        raise UserError(
+            f"The head {model.head_name!r} cannot predict without support examples; save them, too."
+        )
     info: dict[str, Any] = {
         "kind": KIND,
         "format": FORMAT,
         "gpldla": __version__,
-        "classes": _plain(classifier.classes.tolist()),
+        "classes": _savable_classes(classifier.classes.tolist()),
         "model": model.config(),
         "backbone_fingerprint": model.backbone.fingerprint(),
     }
@@ -69,7 +71,7 @@ def save_classifier(
 
 
 def load_classifier(file: Path) -> FewShotClassifier:
-    """Read a classifier, or say in a sentence why it cannot give the answers that it was saved with."""
+    """Read a classifier; raise a `UserError` if it could not reproduce the answers of the saved one."""
     tensors, info = read_tensors(file)
     if not isinstance(info, dict) or info.get("kind") != KIND:
         raise UserError(f"{file} is not a classifier; make one with `gpldla fit`.")
@@ -78,13 +80,13 @@ def load_classifier(file: Path) -> FewShotClassifier:
             f"{file} has format {info.get('format')!r}, this version of gpldla reads {FORMAT}; update gpldla."
         )
     if _checksum(tensors, info) != info.get("checksum"):
-        raise UserError(f"{file} is damaged: its checksum does not fit; get it anew, or fit it anew.")
+        raise UserError(f"{file} is damaged: its checksum does not match; copy it again, or fit it again.")
     try:
         return _restore(tensors, info, file)
     except UserError:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
-        raise UserError(f"{file} is not a whole classifier ({type(error).__name__}); fit it anew.") from None
+        raise UserError(f"{file} is an incomplete file ({type(error).__name__}); fit it again.") from None
 
 
 def _restore(tensors: Mapping[str, Tensor], info: dict[str, Any], file: Path) -> FewShotClassifier:
@@ -106,7 +108,7 @@ def _restore(tensors: Mapping[str, Tensor], info: dict[str, Any], file: Path) ->
             model.head, posterior, len(classes), examples, None, backbone, temperature, novelty
         )
     elif examples is None:
-        raise UserError(f"{file} has neither a posterior nor support examples; fit it anew.")
+        raise UserError(f"{file} has neither a posterior nor support examples; fit it again.")
     else:
         task = AdaptedTask.adapt(
             model.head, examples, len(classes), backbone=backbone, temperature=temperature, novelty=novelty
@@ -122,7 +124,7 @@ def _restore_model(tensors: Mapping[str, Tensor], info: dict[str, Any], file: Pa
     if model.backbone.fingerprint() != info["backbone_fingerprint"]:
         raise UserError(
             f"{file} was made with another version of {model.backbone_name} than is installed, which would"
-            " give wrong answers; install the version it was made with, or fit it anew."
+            " give wrong answers; install the version it was made with, or fit it again."
         )
     return model
 
@@ -146,12 +148,12 @@ def _check_sizes(task: AdaptedTask, n_classes: int, model: FewShotModel, file: P
         fits = fits and len(rows) == len(labels) and int(labels.max()) < n_classes
         fits = fits and (not takes_features or rows.shape[1:] == (d,))
     if not fits:
-        raise UserError(f"{file} is not a whole classifier: its parts are of different sizes; fit it anew.")
+        raise UserError(f"{file} is an incomplete file: its parts differ in size; fit it again.")
 
 
 def _checksum(tensors: Mapping[str, Tensor], info: dict[str, Any]) -> str:
-    """Return a digest of all that a file holds but the digest itself."""
-    # Through JSON once, as a file has it: there every key is a text.
+    """Return a digest of everything in a file except the digest itself."""
+    # Through JSON once, as in the file, where every key is a string.
     facts = json.loads(json.dumps({name: value for name, value in info.items() if name != "checksum"}))
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
@@ -160,11 +162,14 @@ def _checksum(tensors: Mapping[str, Tensor], info: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _plain(classes: list[Any]) -> list[Any]:
-    """Return class names as JSON can hold them."""
+def _savable_classes(classes: list[Any]) -> list[Any]:
+    """Return class names; refuse those that JSON cannot hold."""
     for name in classes:
         if not isinstance(name, (str, bool, int, float)) or (
             isinstance(name, float) and not math.isfinite(name)
         ):
-            raise UserError(f"The class {name!r} is neither a string nor a number, which a file could hold.")
+            raise UserError(
+                f"The class {name!r} is neither a string nor a finite number, so it cannot be saved;"
+                " use other labels."
+            )
     return classes

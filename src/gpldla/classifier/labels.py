@@ -21,7 +21,7 @@ def list_of_labels(labels: Sequence[Any] | np.ndarray) -> list[Any]:
     listed = [label.item() if isinstance(label, np.generic) else label for label in listed]
     for index, label in enumerate(listed):
         if label is None or (isinstance(label, float) and math.isnan(label)):
-            raise UserError(f"labels[{index}] is missing ({label!r}); leave out what has no label.")
+            raise UserError(f"labels[{index}] is missing ({label!r}); leave out items without a label.")
     return listed
 
 
@@ -54,19 +54,19 @@ def class_indices(labels: Iterable[Any], classes: Iterable[Any]) -> Tensor:
 
 
 def check_labels(y: np.ndarray) -> None:
-    """Refuse what scikit-learn does not take for labels of classes, such as fractions."""
+    """Refuse what scikit-learn does not accept as class labels, such as fractions."""
     with warnings.catch_warnings():
-        # Few examples of many classes are what this is for.
+        # Few examples per class are expected here.
         warnings.filterwarnings("ignore", "The number of unique classes is greater than 50%")
         check_classification_targets(y)
 
 
 def merge_classes(labels: list[np.ndarray]) -> np.ndarray:
-    """Return the classes among arrays of labels, sorted; of one kind, which numpy would not insist on."""
-    kinds = {"number" if of.dtype.kind in "iuf" else of.dtype.kind for of in labels} - {"O"}
+    """Return the sorted classes among arrays of labels; refuse mixed kinds, which NumPy would convert."""
+    kinds = {"number" if array.dtype.kind in "iuf" else array.dtype.kind for array in labels} - {"O"}
     try:
         if len(kinds) > 1:  # 1 and "1", or 1 and True
             raise TypeError
         return np.unique(np.concatenate(labels))
     except TypeError:
-        raise UserError("The labels are of kinds that cannot be compared; give them as one type.") from None
+        raise UserError("The labels are of types that cannot be compared; give labels of one type.") from None

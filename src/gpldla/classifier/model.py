@@ -1,4 +1,4 @@
-"""FewShotModel: backbone, head and preprocessing as one thing to train, save, load and adapt."""
+"""FewShotModel: backbone, head and preprocessing as one module to train, save, load and adapt."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,9 +30,9 @@ class FewShotModel(nn.Module):
     """A network that adapts to new classes from a few examples.
 
     temperature: fitted on validation classes; `FewShotClassifier.predict_proba` applies it
-    info: free facts that travel with the model (recipe, validation accuracy, ...)
-    preprocessing: fields of `ImageSettings`, such as zoom and mirrored, that replace the backbone's own where
-        they are not the default
+    info: facts that are saved with the model (recipe, validation accuracy, ...)
+    preprocessing: fields of `ImageSettings`, such as zoom and mirrored, that replace those of the backbone
+        where they are not the default
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class FewShotModel(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone_name, self.head_name, self.head_options = backbone, head, dict(head_options or {})
-        # Channels last: what convolutions are fastest with, on CPUs as on GPUs.
+        # Channels last is the fastest memory format for convolutions, on CPUs and on GPUs.
         self.backbone: Backbone = create_backbone(backbone).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if settings := ImageSettings(**preprocessing).unusual_settings():
             self._set_preprocessing(settings)
@@ -55,8 +55,8 @@ class FewShotModel(nn.Module):
         require_positive(temperature=temperature)
         self.temperature = temperature
         self.info = dict(info or {})
-        self.has_own_network = not self.backbone.pretrained  # whose weights files must hold, not only name
-        self.eval()  # training is what asks for another mode, not answering
+        self.has_own_network = not self.backbone.pretrained  # its weights are then saved, not only its name
+        self.eval()  # training sets training mode itself
 
     def _set_preprocessing(self, settings: dict[str, Any]) -> None:
         if self.backbone.reads != "pictures":
@@ -72,23 +72,23 @@ class FewShotModel(nn.Module):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What images are turned to before the backbone sees them."""
+        """How images are prepared for the backbone."""
         return self.backbone.preprocessing
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
-        return next(self.parameters(), torch.empty(0)).device  # on the CPU if it has nothing to learn
+        """The device of the model; the CPU if it has no parameters."""
+        return next(self.parameters(), torch.empty(0)).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The kind of number that the network computes with."""
+        """The floating-point type of the network."""
         return next(self.backbone.parameters(), torch.empty(0)).dtype
 
     def set_head_options(self, options: dict[str, Any]) -> None:
-        """Change options of the head, such as the predictive; those that are None stay.
+        """Change options of the head, such as the predictive; None leaves an option unchanged.
 
-        The learned parameters stay as they are, and where they start cannot be changed any more.
+        Learned parameters are kept, so options that set their initial values cannot be changed.
         """
         changed = {name: value for name, value in options.items() if value is not None}
         if changed:
@@ -97,8 +97,8 @@ class FewShotModel(nn.Module):
             before, after = self._fresh_head(self.head_options).state_dict(), head.state_dict()
             if before.keys() != after.keys() or any(not torch.equal(before[k], after[k]) for k in before):
                 raise UserError(
-                    f"{', '.join(changed)} of head {self.head_name!r} changes what it has learned;"
-                    " train a model with it."
+                    f"{', '.join(changed)} of head {self.head_name!r} changes its learned parameters;"
+                    " train a model with this option."
                 )
             if self.dtype == torch.float64:
                 head.double()
@@ -106,22 +106,22 @@ class FewShotModel(nn.Module):
             self.head_options, self.head = all_options, head.to(self.device).train(self.training)
 
     def _fresh_head(self, options: dict[str, Any]) -> Head:
-        """Return a head that has not learned yet, the same in every call."""
+        """Return an untrained head, the same in every call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self._make_head(options)
 
     def _make_head(self, options: dict[str, Any]) -> Head:
         backbone = self.backbone
-        sees_maps = head_class(self.head_name).consumes == "maps"
+        consumes_maps = head_class(self.head_name).consumes == "maps"
         return create_head(
-            self.head_name, backbone.map_shape if sees_maps else backbone.feature_dim, **options
+            self.head_name, backbone.map_shape if consumes_maps else backbone.feature_dim, **options
         )
 
     def represent(self, images: Tensor) -> Tensor:
-        """Turn prepared images [n, c, h, w] to what the head consumes, float32 [n, ...].
+        """Turn prepared images [n, c, h, w] into what the head consumes, float32 [n, ...].
 
-        A model in float64 computes and answers in that.
+        A float64 model computes and returns float64.
         """
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         images = images.to(dtype).contiguous(memory_format=torch.channels_last)
@@ -132,7 +132,7 @@ class FewShotModel(nn.Module):
         return images
 
     def posterior(self, support: Tensor, labels: Tensor, n_way: int) -> Posterior:
-        """Adapt to represented support examples [..., n, ...] with labels [..., n]."""
+        """Adapt to support examples [..., n, ...], as `represent` returns them, with labels [..., n]."""
         return self.head.adapt(support, labels, n_way, backbone=self.adaptable_backbone())
 
     def forward(
@@ -147,10 +147,10 @@ class FewShotModel(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the training loss of an episode, or the mean of several, and what the head consumed.
 
-        images: prepared, support first, then query [n + q, c, h, w], and one episode after the other.
-        BatchNorm sees them together. labels [n], query_labels [q].
+        images: prepared, support first, then query [n + q, c, h, w], episodes concatenated; all are one batch
+        for BatchNorm. labels [n], query_labels [q].
         folds: indices [folds, n + q] into an episode's images, see `fold_indices`; the loss is their mean
-        loss: called in place of `head.loss`, such as the same compiled
+        loss: called in place of `head.loss`, such as its compiled version
         """
         represented = self.represent(images).unflatten(0, (episodes, -1))  # [episodes, n + q, ...]
         consumed = represented if folds is None else represented[:, folds].flatten(0, 1)
@@ -159,7 +159,7 @@ class FewShotModel(nn.Module):
         else:
             labels, query_labels = (y.expand(len(consumed), -1) for y in (labels, query_labels))
         counts = [labels.shape[-1], query_labels.shape[-1]]
-        # The head's matrices are tiny and its accuracy matters: no reduced precision there.
+        # No reduced precision in the head: its matrices are small and its accuracy matters.
         with torch.autocast(images.device.type, enabled=False):
             support, query = consumed.split(counts, dim=labels.dim() - 1)
             loss_function = self.head.loss if loss is None else loss
@@ -169,7 +169,7 @@ class FewShotModel(nn.Module):
         return mean_loss, (represented[0] if episodes == 1 else represented).detach()
 
     def adaptable_backbone(self) -> Backbone | None:
-        """Return the network for heads that adapt it."""
+        """Return the network if the head adapts it, else None."""
         return self.backbone if self.head.consumes == "backbone" else None
 
     @torch.no_grad()
@@ -181,7 +181,7 @@ class FewShotModel(nn.Module):
         cache: FeatureCache | None = None,
         reporter: Reporter = SILENT,
     ) -> Tensor:
-        """Turn pictures (or texts, where the backbone reads those) to what the head consumes, [n, ...]."""
+        """Turn pictures (or texts, if the backbone reads texts) into what the head consumes, [n, ...]."""
         if self.head.consumes == "features":
             return embed(self.backbone, items, batch_size=batch_size, cache=cache, reporter=reporter)
         parts, model = [], evaluating(self)
@@ -199,7 +199,7 @@ class FewShotModel(nn.Module):
         cache: FeatureCache | None = None,
         reporter: Reporter = SILENT,
     ) -> "FewShotClassifier":
-        """Make a classifier from a few labelled pictures (or texts); labels may be of any type."""
+        """Make a classifier from a few labelled pictures (or texts); labels may be of any hashable type."""
         from gpldla.classifier.few_shot import FewShotClassifier
 
         return FewShotClassifier.adapt(self, items, labels, cache=cache, reporter=reporter)
@@ -240,9 +240,9 @@ class FewShotModel(nn.Module):
         return model.eval()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Load what `save` has written; a model that was trained in float64 becomes one of float64.
+        """Load weights that `save` has written; if those of the backbone are float64, so is the model.
 
-        Weights of a pretrained network may be missing: then they stay those of the installed package.
+        Weights of a pretrained network may be missing: the model then keeps those of the installed package.
         """
         network = {name: tensor for name, tensor in weights.items() if name.startswith("backbone.")}
         if any(tensor.dtype == torch.float64 for tensor in network.values()):
@@ -253,10 +253,10 @@ class FewShotModel(nn.Module):
         self.load_state_dict({**network, **weights})
 
     @classmethod
-    def from_config(cls, config: Any, where: str) -> "FewShotModel":
-        """Make a model with fresh weights as `config` says; `where` that stands, for messages."""
+    def from_config(cls, config: Any, source: str) -> "FewShotModel":
+        """Make a model with new weights from a configuration; `source` names its file in messages."""
         if not isinstance(config, dict) or config.get("format") != FORMAT:
-            raise UserError(f"{where} is not a model configuration of format {FORMAT}.")
+            raise UserError(f"{source} is not a model configuration of format {FORMAT}.")
         try:
             facts = config["preprocessing"]
             model = cls(
@@ -269,18 +269,21 @@ class FewShotModel(nn.Module):
             )
         except UnknownNameError as error:
             raise UserError(
-                f"{where}: {error} If another package has this {error.kind}, install that package or name its"
-                " module with --import."
+                f"{source}: {error} If another package has this {error.kind}, install that package or name"
+                " its module with --import."
             ) from None
         except UserError as error:
-            raise UserError(f"{where}: {error}") from None
+            raise UserError(f"{source}: {error}") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{where} is not a whole model configuration ({error!r}).") from None
+            raise UserError(f"{source} is an incomplete model configuration ({error!r}).") from None
         if facts != model.config()["preprocessing"]:
-            raise UserError(f"{where} was made with another {model.backbone_name} than this version has.")
+            raise UserError(
+                f"{source} was made with other preprocessing of {model.backbone_name} than is installed;"
+                " install the version it was made with."
+            )
         return model
 
 
 def _plain(value: Any) -> Any:
-    """Return a number or list where numpy or torch have their own, which JSON does not know."""
+    """Return values of NumPy and torch as plain numbers and lists, for JSON."""
     return value.tolist() if isinstance(value, (np.generic, np.ndarray, Tensor)) else value

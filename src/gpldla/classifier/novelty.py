@@ -9,12 +9,12 @@ from torch import Tensor
 
 from gpldla.heads import Head
 
-DEFAULT_DISTANCE = 1.0  # in standard deviations, of known from unknown examples; where one kind is missing
+DEFAULT_DISTANCE = 1.0  # of known from unknown examples, in standard deviations, if one kind is missing
 
 
 @dataclass(frozen=True)
 class Novelty:
-    """log odds of "none of these" = offset − slope · cosine, where both kinds are equally common."""
+    """log odds of "none of these" = offset − slope · cosine, at a prevalence of one half."""
 
     slope: float
     offset: float
@@ -28,11 +28,12 @@ class Novelty:
 def fit_novelty(
     head: Head, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None = None
 ) -> Novelty:
-    """Calibrate on a support set [n, d]: examples left out alone are known, those of left-out classes not.
+    """Calibrate on a support set [n, d].
 
-    Where classes have single examples, or where there are only two classes, one of the two kinds is missing;
-    then it is taken to be `DEFAULT_DISTANCE` standard deviations from the other, and where both are, nothing
-    can be told: every probability is the prevalence. So it is with a single class, whose mean is the centre.
+    Known examples are those left out one by one, unknown examples those whose class is left out. One of the
+    two kinds is missing if all classes have single examples or if there are only two classes; its cosines are
+    then assumed to be `DEFAULT_DISTANCE` standard deviations from those of the other. If both are missing, or
+    if there is only one class, every probability is the prevalence.
     """
     if len(torch.unique(labels)) < 2:
         return Novelty(0.0, 0.0)
@@ -53,7 +54,7 @@ def calibrate(
     if not len(known) or not len(unknown):
         slope = DEFAULT_DISTANCE / spread
         return Novelty(slope, slope * (centre + (-0.5 if len(known) else 0.5) * DEFAULT_DISTANCE * spread))
-    half = weights.sum() / 2  # both kinds count alike
+    half = weights.sum() / 2  # both kinds have the same total weight
     for kind in (0, 1):
         weights[is_unknown == kind] *= half / weights[is_unknown == kind].sum()
     model = LogisticRegression().fit((scores[:, None] - centre) / spread, is_unknown, weights)

@@ -1,4 +1,4 @@
-"""The prior learned from base classes on features as they are: no network is trained, so it takes seconds."""
+"""Learn the prior from base classes on fixed features, in seconds, as no network is trained."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,10 +17,10 @@ from gpldla.heads.gpldla_auto import GPLDLAAuto, default_beta
 from gpldla.utils.errors import UserError
 from gpldla.utils.progress import Reporter
 
-SHRINKAGES = (0.3, 0.6, 0.8, 0.9, 0.95, 1.0)  # of the base classes' shared covariance; 1: it is not used
+SHRINKAGES = (0.3, 0.6, 0.8, 0.9, 0.95, 1.0)  # of the base classes' covariance; 1: it is not used
 SEARCH_STEPS = 40
-QUERIES = 15  # a class
-VALUES = 1 << 24  # of features in all episodes together: what memory allows
+QUERIES = 15  # per class
+VALUES = 1 << 24  # of features in all episodes together: bounds the memory
 
 
 def learn_prior(
@@ -37,16 +37,16 @@ def learn_prior(
 ) -> dict[str, Any]:
     """Learn centre, metric, β, β_b, temperature and novelty from base classes [n, d], [n].
 
-    The metric whitens by the covariance within the base classes, as far as that helps: how far is chosen on
-    one half of the classes with the covariance of the other half, as are all the other numbers. Returns them
-    as parameters of `GPLDLAClassifier`.
+    The metric whitens by the shrunk covariance within the base classes. The shrinkage and everything else is
+    chosen on one half of the classes, with the covariance of the other half. Returns parameters of
+    `GPLDLAClassifier`.
     """
     n_classes = int(labels.max()) + 1
     counts = torch.bincount(labels, minlength=n_classes)
     _check_base(counts, shots, ways, episodes)
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(n_classes, generator=generator)
-    # Half of the classes for the covariance, unless the rest were too few for a task and something unknown.
+    # Half of the classes for the covariance, unless too few remain for a task and unknown classes.
     first, second = shuffled.tensor_split(2) if n_classes // 2 > ways else (shuffled[:0], shuffled)
 
     member = class_one_hot(labels, n_classes, features.dtype)
@@ -74,7 +74,7 @@ def learn_prior(
 
         def loss(logs: np.ndarray) -> float:
             bar(1)
-            # Where β and β_b make no difference, as with few features, β stays near its default.
+            # The penalty keeps β near its default if the loss hardly depends on it, as with few features.
             penalised: float = tasks.loss(*np.exp(logs)) + 1e-3 * (logs[0] - np.log(start)) ** 2
             return penalised
 
@@ -86,7 +86,7 @@ def learn_prior(
             options={"maxfev": SEARCH_STEPS, "initial_simplex": simplex, "xatol": 1e-3, "fatol": 1e-5},
         )
         beta, beta_b = (float(value) for value in np.exp(np.clip(found.x, -7, 7)))
-        log_prob, truth = tasks.answers(beta, beta_b)
+        log_prob, truth = tasks.predictions(beta, beta_b)
         novelty = tasks.novelty(beta, beta_b)
         metric = _Whitening(z, labels).map(shrinkage)
     return {
@@ -103,13 +103,13 @@ class _Whitening:
     """The covariance within classes [n, d], and maps that whiten by it."""
 
     def __init__(self, z: Tensor, labels: Tensor) -> None:
-        classes, numbers = labels.unique(return_inverse=True)
-        residuals = z - class_means(z, class_one_hot(numbers, len(classes), z.dtype))[numbers]
+        classes, indices = labels.unique(return_inverse=True)
+        residuals = z - class_means(z, class_one_hot(indices, len(classes), z.dtype))[indices]
         covariance = residuals.mT @ residuals / max(1, len(z) - len(classes))
         self._values, self._vectors = torch.linalg.eigh(covariance)
 
     def map(self, shrinkage: float) -> Tensor | None:
-        """Return Σ^{-1/2} [d, d] of the covariance, shrunk towards a multiple of I; None for all the way."""
+        """Return Σ^{-1/2} [d, d] of the covariance, shrunk towards a multiple of I; None at shrinkage 1."""
         mean = self._values.mean()
         if shrinkage == 1 or mean <= 0:
             return None
@@ -119,7 +119,7 @@ class _Whitening:
 
 
 class _Episodes(NamedTuple):
-    """Numbers of rows, each [E, ...], class by class; `unknown` are of classes outside the episode."""
+    """Indices of rows, each [E, ...], sorted by class; `unknown` are of classes outside the episode."""
 
     support: Tensor
     query: Tensor
@@ -127,7 +127,7 @@ class _Episodes(NamedTuple):
 
 
 class _Tasks:
-    """Episodes in one metric, to be answered with any prior."""
+    """Episodes transformed by one metric, and their predictions under any prior."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class _Tasks:
         self._query = self._space(z[episodes.query])
         self._known, self._unknown = z[episodes.query], z[episodes.unknown]
 
-    def answers(self, beta: float, beta_b: float) -> tuple[Tensor, Tensor]:
+    def predictions(self, beta: float, beta_b: float) -> tuple[Tensor, Tensor]:
         """Return log p of all queries [m, ways] and the true classes [m]."""
         log_prob = self._posterior(beta, beta_b).inner.log_prob(self._query)
         return log_prob.flatten(0, 1), self._truth
@@ -160,7 +160,7 @@ class _Tasks:
         """Return the mean of −log p(y | x, S) over all queries (Eq. 10)."""
         if not (1e-3 < beta < 1e3 and 1e-3 < beta_b < 1e3):
             return float("inf")
-        return negative_log_likelihood(*self.answers(beta, beta_b))
+        return negative_log_likelihood(*self.predictions(beta, beta_b))
 
     def novelty(self, beta: float, beta_b: float) -> Novelty:
         """Calibrate "none of these" on queries and on examples of classes outside their episode."""
@@ -176,6 +176,7 @@ class _Tasks:
 
 
 def _check_base(counts: Tensor, shots: int, ways: int, episodes: int) -> None:
+    """Refuse settings that are not counts, and base classes [C] with too few examples for a task."""
     for name, value, least in (("shots", shots, 1), ("ways", ways, 2), ("episodes", episodes, 1)):
         if not hasattr(value, "__index__") or value < least:
             raise UserError(f"{name} must be a whole number of at least {least}, not {value!r}.")
@@ -197,12 +198,13 @@ def _draw_episodes(
     d: int,
     generator: torch.Generator,
 ) -> _Episodes:
+    """Draw episodes from some of the classes, or from all of them if these are too few for a task."""
     usable = classes[counts[classes] > shots]
     if len(usable) < ways:
         usable = torch.nonzero(counts > shots).squeeze(-1)
     queries = min(QUERIES, max(1, 300 // ways), int((counts[usable] - shots).min()))
-    outside = min(len(usable) - ways, ways)
-    rows = ways * (shots + queries) + outside * queries
+    n_outside = min(len(usable) - ways, ways)
+    rows = ways * (shots + queries) + n_outside * queries
     episodes = max(1, min(episodes, VALUES // (rows * d)))
     of_class = {int(c): torch.nonzero(labels == c).squeeze(-1) for c in usable}
     support, query, unknown = [], [], []
@@ -210,7 +212,7 @@ def _draw_episodes(
         order = usable[torch.randperm(len(usable), generator=generator)]
         drawn = [
             of_class[int(c)][torch.randperm(len(of_class[int(c)]), generator=generator)[: shots + queries]]
-            for c in order[: ways + outside]
+            for c in order[: ways + n_outside]
         ]
         support.append(torch.cat([rows[:shots] for rows in drawn[:ways]]))
         query.append(torch.cat([rows[shots:] for rows in drawn[:ways]]))

@@ -1,4 +1,4 @@
-"""What a person means by the name of a model: the one rule for the command line and for Python."""
+"""Load a model by name: the one rule for the command line and for Python."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ from gpldla.classifier.model import FewShotModel
 from gpldla.classifier.shipped import CONFIG, shipped_models
 from gpldla.utils.errors import UserError, did_you_mean
 
-HEAD = "gpldla-auto"  # of a model that is made of a pretrained backbone
+HEAD = "gpldla-auto"  # of a model made from a pretrained backbone
 
 
 def resolve_model(name_or_folder: str | Path) -> FewShotModel:
-    """Return the model that a name stands for, in evaluation mode on the CPU.
+    """Return the model with this name, in evaluation mode on the CPU.
 
-    In this order: the folder of a trained model, a pretrained backbone (also `timm:NAME`), which is given the
-    head "gpldla-auto", and a shipped model.
+    A name is, in this order: the folder of a trained model; a pretrained backbone (also `timm:NAME`), which
+    gets the head "gpldla-auto"; a shipped model.
     """
     folder, name = Path(name_or_folder), str(name_or_folder)
     is_model = (folder / CONFIG).is_file()

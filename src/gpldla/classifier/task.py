@@ -1,7 +1,7 @@
-"""One adapted task: a head with its labelled examples, and everything that can be asked of it.
+"""One adapted task: a head with its labelled examples, and everything that is computed from them.
 
-The scikit-learn estimator and the classifier of pictures and texts are two faces of it. They turn what a
-person gives to rows and labels to indices; what happens then, happens here.
+The scikit-learn estimator and the classifier of pictures and texts are both interfaces to it: they turn their
+input into rows and their labels into class indices.
 """
 
 import math
@@ -27,11 +27,11 @@ VALUES_PER_CHUNK = 1 << 22  # of rows, or of probabilities at the points of an i
 class AdaptedTask:
     """A head adapted to examples of `n_classes` classes; rows are what the head consumes, [n, ...].
 
-    examples:    None where a file was saved without them: then nothing can be added, changed or left out
-    center:      what is subtracted from rows before the head sees them [d], or None
+    examples:    None if a file was saved without them; they can then not be changed or left out
+    center:      what is subtracted from rows before the head gets them [d], or None
     backbone:    the network, for heads that adapt it
     temperature: divides the log probabilities
-    novelty:     what "none of these" is computed with; None until it is calibrated
+    novelty:     the calibration of "none of these"; None until it is computed
     """
 
     head: Head
@@ -56,7 +56,7 @@ class AdaptedTask:
         novelty: Novelty | None = None,
         seed: int = 0,
     ) -> "AdaptedTask":
-        """Adapt a head to examples; `seed` is that of a Monte Carlo predictive's draws."""
+        """Adapt a head to examples; `seed` is that of the draws of a Monte Carlo predictive."""
         head, backbone = evaluating(head), None if backbone is None else evaluating(backbone)
         with torch.no_grad():
             posterior = head.adapt_weighted(
@@ -72,15 +72,15 @@ class AdaptedTask:
     def log_prob(self, rows: Tensor) -> Tensor:
         """Return log p(class | row), [q, ...] → [q, n_classes], with the temperature."""
 
-        def answer(part: Tensor) -> Tensor:
+        def predict(part: Tensor) -> Tensor:
             return apply_temperature(self.posterior.log_prob(part), self.temperature)[:, : self.n_classes]
 
-        return self.in_chunks(rows, answer)
+        return self.in_chunks(rows, predict)
 
     def none_of_these(self, rows: Tensor, prevalence: float) -> Tensor:
         """Return the probability that each row is of no known class, [q, ...] → [q].
 
-        prevalence: how common such rows are
+        prevalence: the assumed share of such rows
         """
         if not 0 < prevalence < 1:
             raise UserError(f"prevalence must lie between 0 and 1, not {prevalence!r}.")
@@ -89,9 +89,9 @@ class AdaptedTask:
         return novelty.probability(cosine, prevalence)
 
     def calibrate_novelty(self) -> Novelty:
-        """Return what "none of these" is computed with: calibrated on the examples, once."""
+        """Return the calibration of "none of these", fitted to the examples by the first call."""
         if self.novelty is None:
-            examples = self.kept_examples()
+            examples = self.require_examples()
             with torch.no_grad():
                 rows = _centred(examples.rows, self.center)
                 ways = max(2, self.n_classes)
@@ -103,11 +103,11 @@ class AdaptedTask:
         return self.in_chunks(rows, lambda part: uncertainty_of(self.posterior, part))
 
     def leave_one_out(self) -> Tensor:
-        """Return the probabilities of each example under the classifier that has not seen it, [n, n_classes].
+        """Return the probabilities of each example under the classifier without it, [n, n_classes].
 
         NaN for the only example of a class.
         """
-        examples = self.kept_examples()
+        examples = self.require_examples()
         with torch.no_grad():
             log_prob = self.head.leave_one_out(
                 _centred(examples.rows, self.center),
@@ -119,11 +119,11 @@ class AdaptedTask:
             )
             return apply_temperature(log_prob, self.temperature).exp()[:, : self.n_classes]
 
-    def kept_examples(self) -> Examples:
-        """Return the examples, or say that they were not kept."""
+    def require_examples(self) -> Examples:
+        """Return the examples; raise a `UserError` if they were not saved."""
         if self.examples is None:
             raise UserError(
-                "This classifier was saved without its support examples; save it with them, or fit it anew."
+                "This classifier was saved without its support examples; save it with them, or fit it again."
             )
         return self.examples
 
@@ -137,11 +137,11 @@ class AdaptedTask:
         )
 
     def rows_per_chunk(self, values_per_row: int) -> int:
-        """Return how many rows are answered at once, which bounds the memory."""
+        """Return how many rows are predicted at once, which bounds the memory."""
         return max(1, VALUES_PER_CHUNK // max(values_per_row, 16 * self.n_classes))
 
     def in_chunks(self, rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Apply a function to rows [q, ...], centred, one chunk after the other."""
+        """Apply a function to rows [q, ...], centred, in chunks."""
         step = self.rows_per_chunk(math.prod(rows.shape[1:]))
         with torch.inference_mode():
             if len(rows) <= step:

@@ -11,11 +11,11 @@ from gpldla.heads import Posterior
 from gpldla.heads.gp.predictive import normal_points
 
 POINTS_PER_QUERY = 1024  # quasi-random logits
-VALUES_PER_CHUNK = 1 << 22  # which bounds the memory
+VALUES_PER_CHUNK = 1 << 22  # of logits: bounds the memory
 
 
 class Uncertainty(NamedTuple):
-    """In bits, arrays with one number per row: total = aleatoric + epistemic."""
+    """In bits, arrays with one value per row: total = aleatoric + epistemic."""
 
     total: np.ndarray
     aleatoric: np.ndarray

@@ -90,4 +90,4 @@ def feature_cache(model: "FewShotModel", folder: Path | None) -> "FeatureCache":
     from gpldla.classifier.features import FeatureCache
     from gpldla.data.paths import DataPaths
 
-    return FeatureCache.of(model.backbone, DataPaths(None, folder), say=lambda text: say(messages, text))
+    return FeatureCache.of(model.backbone, DataPaths(None, folder), warn=lambda text: say(messages, text))

@@ -1,4 +1,4 @@
-"""Few-shot methods, one a file; importing this package registers every file in it."""
+"""Few-shot methods, one per file; importing this package registers all of them."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -1,4 +1,4 @@
-"""What every few-shot method looks like from outside, and the registry of methods."""
+"""The interface of few-shot methods, and their registry."""
 
 import copy
 import inspect
@@ -16,13 +16,13 @@ from gpldla.utils.registry import Registry
 
 Size = TypeVar("Size")
 
-SAFE_NORM2 = (1e-18, 1e18)
+SAFE_NORM2 = (1e-18, 1e18)  # ‖x‖² in between, and its inverse, have full precision in float32
 
 
 class Posterior(ABC):
     """A head adapted to a task (or to a batch of tasks).
 
-    Beside `log_prob` everything is optional: what a posterior does not override raises a sentence.
+    Only `log_prob` is required. `logits` and `nearest_mean_cosine` raise a `UserError` unless overridden.
 
     has_novelty: whether `nearest_mean_cosine` works, and with it "none of these"
     has_logits:  whether `logits` works, and with it aleatoric and epistemic uncertainty
@@ -37,21 +37,21 @@ class Posterior(ABC):
 
     def logits(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean [..., q, C] and variance [..., q, C] or covariance [..., q, C, C] of the logits."""
-        raise self._cannot("logits with a variance")
+        raise self._unsupported("logits with a variance")
 
     def nearest_mean_cosine(self, query: Tensor) -> Tensor:
         """Return the cosine between each query and the nearest class mean, [..., q, d] → [..., q]."""
-        raise self._cannot('"none of these"')
+        raise self._unsupported('"none of these"')
 
     def state(self) -> dict[str, Tensor]:
-        """Return what `Head.restore` needs, by name; nothing where only the support examples will do."""
+        """Return the tensors that `Head.restore` needs, by name; empty if it needs the support examples."""
         return {}
 
-    def fix_draws(self, seed: int = 0) -> None:  # noqa: B027 (most draw nothing)
-        """Fix the draws of a Monte Carlo predictive, unless they are: later answers all use the same."""
+    def fix_draws(self, seed: int = 0) -> None:  # noqa: B027 (most posteriors draw nothing)
+        """Fix the draws of a Monte Carlo predictive, unless they are fixed already, for all later calls."""
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return a copy with a function applied to every tensor, wherever in the posterior it is."""
+        """Return a copy with a function applied to every tensor, including those in nested fields."""
         mapped: Self = _map_tensors(self, function)
         return mapped
 
@@ -59,7 +59,7 @@ class Posterior(ABC):
         """Return the posterior on another device."""
         return self.map_tensors(lambda tensor: tensor.to(device))
 
-    def _cannot(self, what: str) -> UserError:
+    def _unsupported(self, what: str) -> UserError:
         return UserError(f"{type(self).__name__} has no {what}; use a model with the head 'gpldla-auto'.")
 
 
@@ -80,9 +80,11 @@ def _map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 class NoveltyScores(NamedTuple):
-    """Cosines to the nearest class mean: of examples left out alone, and of examples whose class is left out.
+    """Cosines to the nearest class mean, for the calibration of "none of these".
 
-    known [k], unknown [u], and how often each counts
+    known [k]:   of examples that are left out one by one
+    unknown [u]: of examples whose class is left out
+    known_weight [k], unknown_weight [u]: how often each counts
     """
 
     known: Tensor
@@ -94,14 +96,14 @@ class NoveltyScores(NamedTuple):
 class Head(nn.Module, ABC):
     """A few-shot method: from a support set to a posterior over classifiers.
 
-    The parameters of the module are what meta-training learns beside the network.
+    Meta-training learns the parameters of this module together with those of the network.
 
-    consumes:   what `support` and `query` are. "features": [..., n, d]; "maps": feature maps
+    consumes:   what `support` and `query` contain. "features": [..., n, d]; "maps": feature maps
                 [..., n, channels, height, width]; "backbone": images, together with the network that
                 the head adapts (see `adapt`).
-    base_stage: the classifier that the network is trained with on the base classes before episodes start,
-                "linear" or "cosine", or None. After that stage the network stays as it is, and episodes
-                train the head's own parameters, if it has any.
+    base_stage: the last layer with which the network is trained on the base classes before episodes start,
+                "linear" or "cosine", or None. After that stage the network is frozen, and episodes train
+                the head's own parameters, if it has any.
     left_out_options: options of the parent class that this head does not have
     needs_base_mean: whether the head has a buffer `base_mean` [d] to be filled with the mean feature of
                 the base classes once the network is trained on them.
@@ -118,7 +120,7 @@ class Head(nn.Module, ABC):
     ) -> Posterior:
         """Adapt to support examples [..., n, d] with labels [..., n] in 0..n_way-1.
 
-        Any leading axes are a batch of episodes. Only heads that consume the "backbone" look at `backbone`;
+        Leading axes are a batch of episodes. Only heads that consume the "backbone" use `backbone`;
         without one they adapt a linear layer on plain features.
         """
 
@@ -132,7 +134,7 @@ class Head(nn.Module, ABC):
         *,
         backbone: nn.Module | None = None,
     ) -> Tensor:
-        """Return what meta-training minimises, a scalar.
+        """Return the loss that meta-training minimises, a scalar.
 
         The default is Eq. 10 as a mean: −log p(y | x, S) over the query [..., q, d], [..., q]. A method with
         a training objective of its own, such as a marginal likelihood, overrides this.
@@ -149,7 +151,7 @@ class Head(nn.Module, ABC):
         *,
         backbone: nn.Module | None = None,
     ) -> Posterior:
-        """Adapt to examples that count `weights` times [..., n]; None is once each."""
+        """Adapt to weighted examples; weights [..., n]: how often each counts, None: once each."""
         if weights is not None:
             raise UserError(f"{type(self).__name__} takes no weights of examples; leave them out.")
         return self.adapt(support, labels, n_way, backbone=backbone)
@@ -164,44 +166,47 @@ class Head(nn.Module, ABC):
         *,
         backbone: nn.Module | None = None,
     ) -> Tensor:
-        """Return log p(class | x_i, S without i) of each support example [n, ...]: [n, n_way].
+        """Return log p(class | x_i, S without i) for each support example [n, ...]: [n, n_way].
 
         NaN for the only example of a class. The default adapts once per example; a head with a closed form
         overrides it. posterior: of the whole support set, as `adapt_weighted` returned it
         """
         log_prob = torch.full((len(support), n_way), math.nan, device=support.device)
-        everyone = torch.arange(len(support), device=support.device)
+        indices = torch.arange(len(support), device=support.device)
         counts = torch.bincount(labels, minlength=n_way)
         for i in torch.nonzero(counts[labels] > 1).flatten():
-            others = everyone != i
-            left = None if weights is None else weights[others]
-            without = self.adapt_weighted(support[others], labels[others], n_way, left, backbone=backbone)
-            log_prob[i] = without.log_prob(support[i : i + 1])[0].to(log_prob)
+            others = indices != i
+            kept_weights = None if weights is None else weights[others]
+            posterior_without_i = self.adapt_weighted(
+                support[others], labels[others], n_way, kept_weights, backbone=backbone
+            )
+            log_prob[i] = posterior_without_i.log_prob(support[i : i + 1])[0].to(log_prob)
         return log_prob
 
     def novelty_scores(
         self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None
     ) -> NoveltyScores:
-        """Return what "none of these" is calibrated on; a head whose posteriors have novelty overrides it."""
+        """Return what calibrates "none of these"; heads with `has_novelty` posteriors override it."""
         raise UserError(f"{type(self).__name__} has no \"none of these\"; use the head 'gpldla-auto'.")
 
     def exportable(self, posterior: Posterior) -> "Head":
-        """Return a head for ONNX, which adapts as this one did to `posterior` as far as a graph can."""
+        """Return the head to export to ONNX; choices that a graph cannot make are those of `posterior`."""
         return self
 
     def restore(self, state: Mapping[str, Tensor]) -> Posterior | None:
-        """Return the posterior whose `state` this is; None where it has to be adapted again."""
+        """Return the posterior with this `state`; None if it has to be adapted again."""
         return None
 
     def capturable(self) -> bool:
         """Return whether `loss` can be recorded as a CUDA graph, for a batch of episodes too.
 
-        That is where it never reads values, and the loss of a batch is the mean of its episodes' losses.
+        This requires that it never reads values of tensors on the CPU, and that the loss of a batch is the
+        mean of its episodes' losses.
         """
         return False
 
     def scalars(self) -> dict[str, float]:
-        """Return the learned numbers worth watching during training, by name."""
+        """Return the learned scalars to log during training, by name."""
         return {}
 
 
@@ -215,12 +220,12 @@ def list_heads() -> list[str]:
 
 
 def head_class(name: str) -> type[Head]:
-    """Return the class of a head, which says what it consumes."""
+    """Return the class of a head by name."""
     return _HEADS.find(name)
 
 
 def head_options(name: str) -> dict[str, Any]:
-    """Return the options of a head with their defaults, those that it passes on to its parent included."""
+    """Return the options of a head with their defaults, including those passed to its parent class."""
     head, options = head_class(name), dict[str, Any]()
     for ancestor in head.__mro__:
         if "__init__" in vars(ancestor):
@@ -228,7 +233,7 @@ def head_options(name: str) -> dict[str, Any]:
             named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
             options = {p.name: p.default for p in named} | options
             if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                break  # nothing is passed on to the next
+                break  # this class passes no options on
     hidden = ("self", "feature_dim", *head.left_out_options)
     return {name: default for name, default in options.items() if name not in hidden}
 
@@ -237,7 +242,7 @@ def create_head(name: str, feature_dim: int | tuple[int, int, int] | None = None
     """Make a head by name.
 
     feature_dim is the number of features; only heads with parameters of that size need it. A head that
-    consumes maps takes their shape (channels, height, width), or a number d for plain features, [d, 1, 1].
+    consumes maps takes their shape (channels, height, width), or the number of plain features.
     """
     known = head_options(name)
     for option in options:
@@ -249,16 +254,16 @@ def create_head(name: str, feature_dim: int | tuple[int, int, int] | None = None
 
 
 def require_feature_dim(name: str, feature_dim: Size | None) -> Size:
-    """Return feature_dim for a head that has parameters of that size."""
+    """Return feature_dim, or raise a `UserError` where a head needs it and it is missing."""
     if feature_dim is None:
-        raise UserError(f"Head {name!r} has parameters as long as the features; give feature_dim.")
+        raise UserError(f"Head {name!r} has one parameter per feature; give feature_dim.")
     return feature_dim
 
 
 def unit_length(x: Tensor) -> Tensor:
     """Scale features [..., d] to length 1; a zero feature stays zero."""
     if torch.compiler.is_compiling():
-        x = rescale_rows(x)  # a graph has to be prepared for everything
+        x = rescale_rows(x)  # a compiled graph cannot check whether this is necessary
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     if can_read_values(norm) and not norms_in_safe_range(norm.square()):
         x = rescale_rows(x)
@@ -268,13 +273,13 @@ def unit_length(x: Tensor) -> Tensor:
 
 
 def rescale_rows(x: Tensor) -> Tensor:
-    """Divide each row of features [..., d] by its largest entry: at unit length that makes no difference."""
+    """Divide each row of features [..., d] by its largest absolute entry, before a scaling to unit length."""
     largest = x.detach().abs().amax(-1, keepdim=True)
     return x / largest.where(largest > 0, 1)
 
 
 def norms_in_safe_range(norm2: Tensor) -> bool:
-    """Look whether float32 keeps all these ‖x‖², and 1/‖x‖², with all digits."""
+    """Return whether all these ‖x‖², and 1/‖x‖², have full precision in float32."""
     if not norm2.numel():
         return True
     lowest, highest = norm2.detach().aminmax()
@@ -282,18 +287,18 @@ def norms_in_safe_range(norm2: Tensor) -> bool:
 
 
 def class_one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
-    """Return the membership matrix of the support set, [..., n] → [..., n, n_way]."""
+    """Return labels as one-hot rows, [..., n] → [..., n, n_way]."""
     classes = torch.arange(n_way, device=labels.device)
     return (labels.unsqueeze(-1) == classes).to(dtype)
 
 
 def can_read_values(tensor: Tensor) -> bool:
-    """Say whether values may decide what is computed: a GPU would be waited for, a graph has none yet."""
+    """Return whether code may branch on values: not on a GPU, where reading blocks, nor in a graph."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def check_episode(support: Tensor, labels: Tensor, n_way: int) -> None:
-    """Say in a sentence what is wrong with a support set; looks at values only where that is free."""
+    """Raise a `UserError` if a support set is invalid; values of labels are checked only on a CPU."""
     if n_way < 2:
         raise UserError(f"A task needs at least 2 classes, not {n_way}.")
     if support.dtype not in (torch.float32, torch.float64):

@@ -10,20 +10,20 @@ from gpldla.heads.common.fine_tuning import GradientDescent, softmax_residual
 from gpldla.heads.common.linear import LinearPosterior
 from gpldla.utils.errors import require_positive
 
-START_LENGTH = math.sqrt(1 / 3)  # of a row of torch.nn.Linear, whatever its dimension
+START_LENGTH = math.sqrt(1 / 3)  # the expected initial length of a row of torch.nn.Linear, in any dimension
 
 
 @register_head("baseline++")
 class BaselinePlusPlus(Head):
-    """Softmax of scale·g_j·cos(v_j, φ(x)), with a direction v_j and a norm g_j a class.
+    """Softmax of scale·g_j·cos(v_j, φ(x)), with a direction v_j and a norm g_j per class.
 
     Chen et al., "A Closer Look at Few-shot Classification", 2019 (arXiv 1904.04232). The network is trained
-    on the base classes with such a layer and stays as it is; nothing is learned from episodes. See
+    on the base classes with such a layer and is then frozen; nothing is learned from episodes. See
     `GradientDescent` for the options.
 
     The published fit starts from random directions. In many dimensions a random direction is orthogonal to
-    every example: it acts by its length alone, which decides how soon v_j turns to the examples. So v_j
-    starts as a vector of that length orthogonal to everything, and the answer does not depend on chance.
+    every example, so only its length matters: it decides how fast v_j turns towards the examples. Here v_j
+    starts as a vector of that length orthogonal to all examples, and the result is deterministic.
     """
 
     base_stage = "cosine"
@@ -47,32 +47,32 @@ class BaselinePlusPlus(Head):
     ) -> LinearPosterior:
         """Fit directions and norms to features [..., n, d].
 
-        v_j = Σ_i A_ij φ_i + r_j e_j throughout, with e_j the start's direction; A is [..., n, C].
+        v_j = Σ_i A_ij φ_i + r_j e_j throughout, with e_j the initial direction; A is [..., n, C].
         """
         check_episode(support, labels, n_way)
         member = class_one_hot(labels, n_way, support.dtype)
         phi = unit_length(support.detach())
-        products = phi @ phi.mT
+        gram = phi @ phi.mT
 
         def gradient(parameters: list[Tensor]) -> list[Tensor]:
             A, r, g = parameters
-            along = products @ A  # φ_i·v_j, [..., n, C]
+            along = gram @ A  # φ_i·v_j, [..., n, C]
             length = _length(A, along, r)
             residual = softmax_residual(self.scale * g * along / length, member)
             slope = (residual * along).sum(-2, keepdim=True)  # [..., 1, C]
             turn = self.scale * g / length
-            # The derivative of v/‖v‖ leaves out what lies along v.
+            # The derivative of v/‖v‖ has no component along v.
             return [
                 turn * (residual - A * slope / length.square()),
                 -turn * r * slope / length.square(),
                 self.scale * slope / length,
             ]
 
-        constant = torch.full_like(member[..., :1, :], START_LENGTH)
+        initial = torch.full_like(member[..., :1, :], START_LENGTH)
         A, r, g = self.descent.minimise(
-            [torch.zeros_like(member), constant, constant.clone()], gradient, labels.shape[-1]
+            [torch.zeros_like(member), initial, initial.clone()], gradient, labels.shape[-1]
         )
-        weights = self.scale * g / _length(A, products @ A, r) * A
+        weights = self.scale * g / _length(A, gram @ A, r) * A
         return LinearPosterior(weights.mT @ phi, torch.zeros_like(g.squeeze(-2)), member.any(-2), unit_length)
 
 

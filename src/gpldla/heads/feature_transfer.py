@@ -10,10 +10,10 @@ from gpldla.heads.common.linear import LinearPosterior, identity_transform
 
 @register_head("feature-transfer")
 class FeatureTransfer(Head):
-    """Softmax regression on the features of a network that was trained to tell the base classes apart.
+    """Softmax regression on the features of a network that was trained to classify the base classes.
 
     The "Baseline" of Chen et al., "A Closer Look at Few-shot Classification", 2019 (arXiv 1904.04232). The
-    network stays as it is; nothing is learned from episodes. See `GradientDescent` for the options.
+    network is frozen; nothing is learned from episodes. See `GradientDescent` for the options.
     """
 
     base_stage = "linear"
@@ -35,16 +35,16 @@ class FeatureTransfer(Head):
         """Fit weights and biases to features [..., n, d], from zero.
 
         Every gradient in w_j is a combination of the examples, so w_j = Σ_i A_ij φ_i throughout, and the
-        descent runs on A [..., n, C] with the products of examples: steps that do not depend on d.
+        descent runs on A [..., n, C] with the Gram matrix of the examples: a step's cost is independent of d.
         """
         check_episode(support, labels, n_way)
         member = class_one_hot(labels, n_way, support.dtype)
         phi = support.detach()
-        products = phi @ phi.mT
+        gram = phi @ phi.mT
 
         def gradient(parameters: list[Tensor]) -> list[Tensor]:
             A, b = parameters
-            residual = softmax_residual(products @ A + b, member)
+            residual = softmax_residual(gram @ A + b, member)
             return [residual, residual.sum(-2, keepdim=True)]
 
         start = [torch.zeros_like(member), torch.zeros_like(member[..., :1, :])]

@@ -1,4 +1,4 @@
-"""GPDKT: one Gaussian-process regression a class on ±1 targets, with a deep kernel."""
+"""GPDKT: one Gaussian-process regression per class on ±1 targets, with a deep kernel."""
 
 import math
 from typing import Literal, get_args
@@ -25,11 +25,11 @@ class GPDKT(Head):
     """Softmax of the posterior means of C Gaussian processes, one against the rest.
 
     Patacchiola et al., "Bayesian Meta-Learning for the Few-Shot Setting via Deep Kernels", 2020
-    (arXiv 1910.05199). The hyperparameters are shared by the classes, so any number of them works, and all
-    come out of one Cholesky factor of the n×n kernel matrix.
+    (arXiv 1910.05199). The hyperparameters are shared by the classes, so any number of them works, and one
+    Cholesky factor of the n×n kernel matrix serves all of them.
 
-    kernel: s·φ(x)·φ(x') with features as they are ("linear"), of unit length ("cosine"), or standardised a
-            dimension over the images of an episode, then of unit length ("bncosine"). s is learned.
+    kernel: s·φ(x)·φ(x') with unscaled features ("linear"), at unit length ("cosine"), or standardised per
+            dimension over the images of an episode, then at unit length ("bncosine"). s is learned.
     noise:  variance of the targets, fixed
     """
 
@@ -50,7 +50,7 @@ class GPDKT(Head):
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
     ) -> LinearPosterior:
-        """Solve for the posterior means; standardised features use the statistics of earlier training."""
+        """Solve for the posterior means; features are standardised by the running statistics of training."""
         check_episode(support, labels, n_way)
         phi = self._phi(support)
         member = class_one_hot(labels, n_way, phi.dtype)
@@ -63,7 +63,7 @@ class GPDKT(Head):
     def loss(
         self, support: Tensor, labels: Tensor, query: Tensor, query_labels: Tensor, n_way: int, **_: object
     ) -> Tensor:
-        """Return −log p(targets of support and query), the marginal likelihood, a target and class."""
+        """Return −log p(targets of support and query), the marginal likelihood, per target and class."""
         check_episode(support, labels, n_way)
         together = torch.cat([support, query], -2)
         if self.batch_norm is not None:
@@ -79,7 +79,7 @@ class GPDKT(Head):
         return loss
 
     def capturable(self) -> bool:
-        """Return True: only shapes decide what is computed."""
+        """Return True: the computation depends on shapes only, not on values."""
         return True
 
     def scalars(self) -> dict[str, float]:
@@ -97,8 +97,8 @@ class GPDKT(Head):
     def _cholesky(self, phi: Tensor) -> Tensor:
         """Factor K + noise·I, K = sΦΦᵀ [..., n, n].
 
-        Rounding of K grows with its entries. Where it would exceed the noise, as with large raw features in
-        float32, it takes the noise's place, so that the matrix stays positive definite.
+        The rounding error of K grows with its entries. Where it would exceed the noise, as with large raw
+        features in float32, a multiple of it replaces the noise, so that the matrix stays positive definite.
         """
         K = self._scale(phi) * phi @ phi.mT
         n = K.shape[-1]
@@ -110,9 +110,10 @@ class GPDKT(Head):
 
 
 class _BatchNorm(nn.BatchNorm1d):
-    """Standardise each of d features: by an episode in training, later by running statistics.
+    """Standardise each of d features: in `loss` per episode, in `adapt` by running statistics.
 
-    One of torch's, so that updates of several episodes or processes treat its statistics as they do others'.
+    A subclass of torch's, so that training with several episodes or processes per update handles its
+    statistics like those of other BatchNorm layers.
     """
 
     running_mean: Tensor
@@ -124,13 +125,16 @@ class _BatchNorm(nn.BatchNorm1d):
         return self._scaled(features, self.running_mean, self.running_var)
 
     def batch_normalise(self, features: Tensor) -> Tensor:
-        """Use the statistics of each episode [..., n, d], and in training mode remember them."""
+        """Use the statistics of each episode [..., n, d], and in training mode update the running ones."""
         var, mean = torch.var_mean(features, dim=-2, correction=0, keepdim=True)
         if self.training:
             n = features.shape[-2]
             with torch.no_grad():
-                for running, now in ((self.running_mean, mean), (self.running_var, var * n / max(n - 1, 1))):
-                    running.lerp_(now.flatten(0, -2).mean(0).to(running.dtype), self.momentum)
+                for running, current in (
+                    (self.running_mean, mean),
+                    (self.running_var, var * n / max(n - 1, 1)),
+                ):
+                    running.lerp_(current.flatten(0, -2).mean(0).to(running.dtype), self.momentum)
         return self._scaled(features, mean, var)
 
     def _scaled(self, features: Tensor, mean: Tensor, var: Tensor) -> Tensor:

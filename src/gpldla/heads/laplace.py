@@ -1,4 +1,4 @@
-"""The Laplace approximation around the true MAP, found by Newton steps: GPLDLA without its shortcut."""
+"""The Laplace approximation around the true MAP, found by Newton steps: GPLDLA without the LDA plugin."""
 
 from typing import Unpack
 
@@ -18,8 +18,8 @@ class Laplace(LinearGP):
     Ablation (i) of Kim and Hospedales, 2021; the steps are Algorithm 3.3 of Rasmussen and Williams,
     "Gaussian Processes for Machine Learning", 2006, from f = 0.
 
-    newton_steps: how many
-    The model has no class priors but in its biases, so there is no option for them.
+    newton_steps: number of Newton steps
+    Class priors enter this model only through the biases, so there is no option for them.
     """
 
     left_out_options = ("priors",)

@@ -1,4 +1,4 @@
-"""The LDA plugin alone: GPLDLA without the adjustment of the scale to the prior's norm, an ablation."""
+"""The LDA plugin alone: GPLDLA without the prior-norm adjustment, an ablation."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from gpldla.heads.gpldla import LDASurrogate
 
 @register_head("lda")
 class LDAPlugin(LDASurrogate):
-    """GPLDLA with σ set to the median distance between two support features; all else is the same.
+    """GPLDLA with σ set to the median distance between two support features; everything else is the same.
 
     Ablation (ii) of Kim and Hospedales, 2021.
     """
@@ -23,11 +23,11 @@ class LDAPlugin(LDASurrogate):
         n, norm2 = gram.shape[-1], gram.diagonal(dim1=-2, dim2=-1)
         first, second = torch.triu_indices(n, n, offset=1, device=gram.device)
         distance2 = norm2[..., first] + norm2[..., second] - 2 * gram[..., first, second]
-        # The root is increasing, so the median of distances is that of their squares, but for the mean of the
-        # two in the middle of an even number.
+        # The root is increasing, so squares can be sorted instead of distances. With an even number of pairs,
+        # the median is the mean of the two roots in the middle.
         ordered = distance2.sort(-1).values
         pairs = ordered.shape[-1]
-        middle = ordered[..., (pairs - 1) // 2 : pairs // 2 + 1]  # one, or two
+        middle = ordered[..., (pairs - 1) // 2 : pairs // 2 + 1]  # one or two values
         positive = middle > 0
         median = (middle.where(positive, 1).sqrt() * positive).mean(-1, keepdim=True)
         return median.where(median > 0, 1).square()

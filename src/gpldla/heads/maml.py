@@ -1,4 +1,4 @@
-"""MAML: a network that a few gradient steps on the support set adapt to a task."""
+"""MAML: a few gradient steps on the support set adapt the network to a task."""
 
 import math
 from collections.abc import Callable
@@ -16,21 +16,21 @@ from gpldla.utils.errors import UserError, require_count, require_positive
 from gpldla.utils.modules import shared_copy
 
 Weights = dict[str, Tensor]
-NETWORK = "network."  # before the names of the network's own parameters
+NETWORK = "network."  # prefix of the names of the network's own parameters
 
 
 @register_head("maml")
 class MAML(Head):
-    """Gradient descent on the support set, from weights that episodes have made fit for it.
+    """Gradient descent on the support set, from initial weights that are learned over episodes.
 
     Finn, Abbeel and Levine, "Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks", 2017
     (arXiv 1703.03400). Network and last layer are adapted together; without a network, on plain features,
-    the last layer alone. BatchNorm always uses the statistics of the images at hand, support or query.
+    only the last layer. BatchNorm always uses the statistics of its input, support or query.
 
-    steps, step_size: of the inner descent
-    first_order: leave out the derivative of the steps themselves
-    ways:        0: the last layer starts from zero, so any number of classes works, in any order. A number:
-                 it starts from learned rows, one a class as in the paper, for tasks of that many classes.
+    steps, step_size: of the inner gradient descent
+    first_order: ignore second derivatives
+    ways:        0: the last layer starts from zero, so any number of classes works, in any order. Else it
+                 starts from learned rows, one per class as in the paper, for tasks of that many classes.
     """
 
     consumes = "backbone"
@@ -102,7 +102,7 @@ def _scores(backbone: nn.Module | None, weights: Weights, x: Tensor) -> Tensor:
 def _over_tasks(
     function: Callable[..., Any], backbone: nn.Module | None, examples: Tensor
 ) -> Callable[..., Any]:
-    """Run a function of one task on a batch of them; a CPU takes whole networks one at a time, faster."""
+    """Map a function of one task over a batch; on a CPU whole networks run one by one, which is faster."""
     one_at_a_time = backbone is not None and examples.device.type == "cpu"
     return torch.vmap(function, chunk_size=1 if one_at_a_time else None)
 
@@ -118,11 +118,11 @@ def with_batch_statistics(backbone: nn.Module | None) -> nn.Module | None:
     network = shared_copy(backbone)
     for layer in network.modules():
         if isinstance(layer, BatchNorm):
-            layer.forward = MethodType(_standardised, layer)  # type: ignore[method-assign]
+            layer.forward = MethodType(_batch_norm_forward, layer)  # type: ignore[method-assign]
     return network
 
 
-def _standardised(layer: BatchNorm, x: Tensor) -> Tensor:
+def _batch_norm_forward(layer: BatchNorm, x: Tensor) -> Tensor:
     """BatchNorm in plain operations: torch 2.13's own has a wrong second derivative under vmap."""
     var, mean = torch.var_mean(x, (0, *range(2, x.ndim)), correction=0, keepdim=True)
     x = (x - mean) * (var + layer.eps).rsqrt()
@@ -134,7 +134,7 @@ def _standardised(layer: BatchNorm, x: Tensor) -> Tensor:
 
 @dataclass
 class MAMLPosterior(Posterior):
-    """The adapted weights of each task, one task after the other [tasks, ...]; present [..., C]."""
+    """The adapted weights of each task, [tasks, ...]; present [..., C]: whether a class has examples."""
 
     weights: Weights
     present: Tensor

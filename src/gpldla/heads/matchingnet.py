@@ -24,10 +24,10 @@ class MatchingNet(Head):
 
     Vinyals et al., "Matching Networks for One Shot Learning", 2016 (arXiv 1606.04080).
 
-    full_context: embed each example in the light of the whole support set; the answer then depends on the
+    full_context: embed each example conditioned on the whole support set; the result then depends on the
                   order of the support examples
-    scale:        multiplies the similarities. The paper has 1, with which no answer can be sure: cosines of
-                  non-negative features lie in [0, 1].
+    scale:        multiplies the similarities. The paper has 1, with which all probabilities are similar:
+                  cosines of non-negative features lie in [0, 1].
     read_steps:   how often a query reads the support set (full context)
     """
 
@@ -50,7 +50,7 @@ class MatchingNet(Head):
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
     ) -> "MatchingNetPosterior":
-        """Keep the (embedded) support examples [..., n, d]; a class without examples is impossible."""
+        """Keep the (embedded) support examples [..., n, d]; a class without examples has probability 0."""
         check_episode(support, labels, n_way)
         embedded = support if self.context is None else self.context.embed_support(support)
         member = class_one_hot(labels, n_way, support.dtype)
@@ -85,7 +85,7 @@ class FullContext(nn.Module):
 
 @dataclass
 class MatchingNetPosterior(Posterior):
-    """Embedded support examples, as they are and at unit length [..., n, d]; membership [..., n, C]."""
+    """Embedded support examples, unscaled and at unit length [..., n, d]; membership [..., n, C]."""
 
     support: Tensor
     unit_support: Tensor
@@ -98,7 +98,7 @@ class MatchingNetPosterior(Posterior):
         if self.context is not None:
             query = self.context.embed_query(query, self.support)
         attention = (self.scale * unit_length(query) @ self.unit_support.mT).softmax(-1)  # [..., q, n]
-        # Attention is at least e^(−2 scale) / n; what a class gets can vanish only if scale is very large.
+        # Attention is at least e^(−2 scale) / n; the sum of a class underflows only if scale is very large.
         tiny = torch.finfo(attention.dtype).tiny
         by_class = attention @ self.member  # Σ_i a(x, x_i) y_i
         absent = (self.member.sum(-2) == 0).unsqueeze(-2)

@@ -16,12 +16,12 @@ class MetaQDA(Head):
     """Each class is a Gaussian whose mean and covariance have a prior that all classes share.
 
     Zhang, Meng, Gouk and Hospedales, "Shallow Bayesian Meta Learning for Real-World Few-Shot Recognition",
-    2021 (arXiv 2101.02833). The network is trained on the base classes first and then stays as it is; its
+    2021 (arXiv 2101.02833). The network is trained on the base classes first and is then frozen; its
     features are centred on the base classes and scaled to unit length. Episodes train the prior (m, κ, ν, L).
 
     estimate:     "bayes" integrates over mean and covariance, "map" takes the most probable ones
-    mix_identity: as in the published code of "map": the inverse covariance half and half with the identity,
-                  and no log-determinant
+    mix_identity: as in the published code of "map": average the inverse covariance with the identity, and
+                  leave out the log-determinant
     """
 
     base_stage = "linear"
@@ -48,15 +48,15 @@ class MetaQDA(Head):
         self.log_kappa = nn.Parameter(torch.zeros(()))
         self.log_excess = nn.Parameter(torch.zeros(()))  # of ν over d − 1
         self.log_diagonal = nn.Parameter(torch.zeros(d))  # of L
-        self.below_diagonal = nn.Parameter(torch.zeros(d, d))  # of L; what lies elsewhere is not used
-        self._inverse: tuple[tuple[object, ...], Tensor] | None = None
+        self.below_diagonal = nn.Parameter(torch.zeros(d, d))  # of L; other entries are not used
+        self._cached_inverse: tuple[tuple[object, ...], Tensor] | None = None
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
     ) -> "MetaQDAPosterior":
         """Update the prior with the shots of each class.
 
-        S_j = LLᵀ + UᵀU, where U [N, d] = (I − c·11ᵀ)(x_i − m) holds both terms that the shots add: with
+        S_j = LLᵀ + UᵀU, where U [N, d] = (I − c·11ᵀ)(x_i − m) contains both terms that the shots add: with
         c = (1 − √(κ/(κ+N)))/N, UᵀU = Σ(x−x̄)(x−x̄)ᵀ + κN/(κ+N)·(x̄−m)(x̄−m)ᵀ. Whitened by L, S_j is I plus
         a matrix of rank N, so inverse and determinant come from the N×N matrix I + UUᵀ.
         """
@@ -100,8 +100,8 @@ class MetaQDA(Head):
         return constant.to(counts.dtype)
 
     def train(self, mode: bool = True) -> "MetaQDA":
-        """Switch between training and evaluation; what evaluation has kept is forgotten."""
-        self._inverse = None
+        """Switch between training and evaluation, and clear the cached L⁻¹."""
+        self._cached_inverse = None
         return super().train(mode)
 
     def nu(self) -> Tensor:
@@ -118,7 +118,7 @@ class MetaQDA(Head):
         return (unit_length(centred) if self.normalize else centred) - self.m.to(features.dtype)
 
     def whitened(self, phi: Tensor) -> Tensor:
-        """Return L⁻¹φ for all rows [..., n, d] at once: O(d²) a row, L being the same for every task."""
+        """Return L⁻¹φ for all rows [..., n, d] at once: O(d²) per row, as L is the same for every task."""
         rows = phi.reshape(-1, phi.shape[-1])
         if torch.is_grad_enabled():
             white = torch.linalg.solve_triangular(self._lower(phi.dtype).mT, rows, upper=True, left=False)
@@ -134,24 +134,25 @@ class MetaQDA(Head):
         return (self.below_diagonal.tril(-1) + self.log_diagonal.exp().diag()).to(dtype)
 
     def _inverse_lower(self, dtype: torch.dtype) -> Tensor:
-        """Return L⁻¹, kept until a parameter changes: a product with it is faster than solving each time.
+        """Return L⁻¹, cached until a parameter changes: multiplying by it is faster than solving each time.
 
-        Fused optimisers and CUDA graphs change parameters without a trace; `train` and `eval` then forget it.
+        Fused optimisers and CUDA graphs change parameters without increasing `_version`; `train` and `eval`
+        clear the cache for these.
         """
         parameters = (self.below_diagonal, self.log_diagonal)
         versions = (None if p.is_inference() else p._version for p in parameters)
         state = (dtype, *versions, *(p.data_ptr() for p in parameters))
-        if self._inverse is None or self._inverse[0] != state:
+        if self._cached_inverse is None or self._cached_inverse[0] != state:
             identity = torch.eye(len(self.m), dtype=dtype, device=self.m.device)
             lower = self._lower(dtype)
-            self._inverse = (state, torch.linalg.solve_triangular(lower, identity, upper=False))
-        return self._inverse[1]
+            self._cached_inverse = (state, torch.linalg.solve_triangular(lower, identity, upper=False))
+        return self._cached_inverse[1]
 
 
 def padded_class_indices(labels: Tensor, n_way: int) -> tuple[Tensor, Tensor]:
-    """Return for each class the numbers of its examples, and which of these slots are filled.
+    """Return the indices of each class's examples, padded to equal length, and which slots are filled.
 
-    labels [..., n] → [..., C, N] twice, N being the most examples that a class has.
+    labels [..., n] → [..., C, N] twice, N being the size of the largest class.
     """
     flat = labels.reshape(-1, labels.shape[-1]).long()
     tasks, n = flat.shape
@@ -159,9 +160,9 @@ def padded_class_indices(labels: Tensor, n_way: int) -> tuple[Tensor, Tensor]:
     counts = torch.zeros(tasks, n_way, dtype=torch.int64, device=labels.device)
     counts.scatter_add_(1, flat, torch.ones_like(flat))
     most = int(counts.max()) if tasks else 1
-    place = torch.arange(n, device=labels.device) - (counts.cumsum(1) - counts).gather(1, ordered)
+    slot = torch.arange(n, device=labels.device) - (counts.cumsum(1) - counts).gather(1, ordered)
     slots = torch.zeros(tasks, n_way * most, dtype=torch.int64, device=labels.device)
-    slots.scatter_(1, ordered * most + place, order)
+    slots.scatter_(1, ordered * most + slot, order)
     filled = torch.arange(most, device=labels.device) < counts.unsqueeze(-1)
     shape = (*labels.shape[:-1], n_way, most)
     return slots.view(shape), filled.view(shape)
@@ -171,7 +172,7 @@ def padded_class_indices(labels: Tensor, n_way: int) -> tuple[Tensor, Tensor]:
 class MetaQDAPosterior(Posterior):
     """The updated prior of each class, whitened by L.
 
-    mean [..., C, d], less m; U [..., C, N, d] with S_j = I + UᵀU; chol [..., C, N, N], the factor of I + UUᵀ;
+    mean [..., C, d], minus m; U [..., C, N, d] with S_j = I + UᵀU; chol [..., C, N, N], factor of I + UUᵀ;
     counts [..., C]; projected_mean = U·mean [..., C, N]; phi_mean [..., C, d], the mean before whitening.
     """
 
@@ -190,14 +191,14 @@ class MetaQDAPosterior(Posterior):
         return scores.masked_fill((self.counts == 0).unsqueeze(-2), -math.inf).log_softmax(-1)
 
     def _log_density(self, white: Tensor, phi: Tensor) -> Tensor:
-        """Return log p(x | class j) up to what all classes share, [..., q, C]."""
+        """Return log p(x | class j) up to a term that all classes share, [..., q, C]."""
         head, counts = self.head, self.counts.unsqueeze(-2)
         kappa, nu = (t.to(white.dtype) for t in (head.log_kappa.exp(), head.nu()))
         distance2 = self._distance2(white)
-        if self.phi_mean is not None:  # Σ⁻¹ half and half with I, no determinant
-            precise = (nu + counts + len(head.m) + 2) * distance2
-            return -0.25 * (precise + _pairwise_distance2(phi, self.phi_mean))
-        log_det = 2 * self.chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # of S_j, less that of LLᵀ
+        if self.phi_mean is not None:  # Σ⁻¹ averaged with I, no determinant
+            mahalanobis2 = (nu + counts + len(head.m) + 2) * distance2
+            return -0.25 * (mahalanobis2 + _pairwise_distance2(phi, self.phi_mean))
+        log_det = 2 * self.chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # of S_j, minus that of LLᵀ
         constant = (head.log_normaliser(self.counts) - 0.5 * log_det).unsqueeze(-2)
         if head.estimate == "map":  # N(x; mean, S/(ν+N+d+2))
             return constant - 0.5 * (nu + counts + len(head.m) + 2) * distance2
@@ -222,8 +223,8 @@ def _pairwise_distance2(x: Tensor, centre: Tensor) -> Tensor:
     return norms - 2 * x @ centre.mT
 
 
-def _take(rows: Tensor, numbers: Tensor) -> Tensor:
-    """Return rows [..., n, d] by number [..., C, N] as [..., C, N, d]."""
-    flat = numbers.flatten(-2).unsqueeze(-1).expand(*numbers.shape[:-2], -1, rows.shape[-1])
-    taken: Tensor = rows.gather(-2, flat).unflatten(-2, numbers.shape[-2:])
+def _take(rows: Tensor, indices: Tensor) -> Tensor:
+    """Return the rows [..., n, d] at indices [..., C, N] as [..., C, N, d]."""
+    flat = indices.flatten(-2).unsqueeze(-1).expand(*indices.shape[:-2], -1, rows.shape[-1])
+    taken: Tensor = rows.gather(-2, flat).unflatten(-2, indices.shape[-2:])
     return taken

@@ -15,7 +15,8 @@ class ProtoNet(Head):
     Snell, Swersky and Zemel, "Prototypical Networks for Few-shot Learning", 2017 (arXiv 1703.05175).
 
     normalize: scale features to unit length first
-    scale:     s, 1 in the paper; less where distances are so large that training begins with sure answers
+    scale:     s, 1 in the paper; less helps if distances are so large that training would start with
+               probabilities near 0 and 1
     """
 
     def __init__(
@@ -28,12 +29,12 @@ class ProtoNet(Head):
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
     ) -> LinearPosterior:
-        """Average the support features [..., n, d] of each class; a class without examples is impossible."""
+        """Average the support features [..., n, d] of each class; a class without any has probability 0."""
         check_episode(support, labels, n_way)
         return nearest_mean(support, labels, n_way, self._phi, self.scale)
 
     def capturable(self) -> bool:
-        """Return True: only shapes decide what is computed."""
+        """Return True: the computation depends on shapes only, not on values."""
         return True
 
     def _phi(self, features: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from gpldla.heads.base import (
 )
 
 FILTERS, HIDDEN = 64, 8
-VALUES_PER_CHUNK = 1 << 26  # that pairs of maps may have, in evaluation
-MIN_MAP_SIDE = 10  # maps smaller than this are padded, so that two blocks leave something of them
+VALUES_PER_CHUNK = 1 << 26  # of pairs of maps, in evaluation: bounds the memory
+MIN_MAP_SIDE = 10  # smaller maps are padded, so that something remains of them after two blocks
 
 
 @register_head("relationnet")
@@ -25,7 +25,7 @@ class RelationNet(Head):
     """A relation score in (0, 1) of each query and class, from both feature maps.
 
     Sung et al., "Learning to Compare: Relation Network for Few-Shot Learning", 2018 (arXiv 1711.06025). The
-    maps of a class are summed, concatenated with the query's and given to two convolution blocks and two
+    maps of a class are summed, concatenated with the query's and passed to two convolution blocks and two
     linear layers. Trained by the squared error to 1 for the right class and 0 for the others. As
     probabilities, the scores are divided by their sum.
     """
@@ -74,7 +74,7 @@ class RelationNet(Head):
 
 @dataclass
 class RelationNetPosterior(Posterior):
-    """The summed maps of each class [..., C, c, h, w], and which classes have any examples [..., C]."""
+    """The summed maps of each class [..., C, c, h, w], and whether each class has examples [..., C]."""
 
     relation: nn.Module
     sums: Tensor
@@ -91,18 +91,18 @@ class RelationNetPosterior(Posterior):
         return nn.functional.logsigmoid(self.relation(together)).view(pairs[: n_axes + 1])
 
     def log_prob(self, query: Tensor) -> Tensor:
-        """Return the log of the scores' shares, [..., q, c, h, w] → [..., q, C]."""
+        """Return the log of the scores divided by their sum, [..., q, c, h, w] → [..., q, C]."""
         if torch.is_grad_enabled():
             scores = self.log_relation(query)
-        else:  # pair by pair there is much to hold: some queries at a time
-            values_a_query = 2 * self.sums.numel()
+        else:  # pairs of maps take much memory: one chunk of queries at a time
+            values_per_query = 2 * self.sums.numel()
             axis = self.present.ndim - 1
-            some = query.split(max(1, VALUES_PER_CHUNK // max(1, values_a_query)), axis)
-            scores = torch.cat([self.log_relation(queries) for queries in some], axis)
+            chunks = query.split(max(1, VALUES_PER_CHUNK // max(1, values_per_query)), axis)
+            scores = torch.cat([self.log_relation(queries) for queries in chunks], axis)
         return scores.masked_fill(~self.present.unsqueeze(-2), -math.inf).log_softmax(-1)
 
 
 def _map_shape(examples: Tensor, n_axes: int) -> tuple[int, int, int]:
-    """Return [c, h, w] of maps, or of plain features as maps of one place."""
+    """Return [c, h, w] of maps, or [d, 1, 1] of plain features."""
     shape = examples.shape[n_axes:]
     return (shape[0], 1, 1) if len(shape) == 1 else (shape[0], shape[1], shape[2])

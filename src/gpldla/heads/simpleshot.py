@@ -15,12 +15,12 @@ Transform = Literal["un", "l2n", "cl2n"]
 
 @register_head("simpleshot")
 class SimpleShot(Head):
-    """Softmax over −‖φ(x) − μ_j‖² on features of a network that was trained to tell the base classes apart.
+    """Softmax over −‖φ(x) − μ_j‖² on features of a network that was trained to classify the base classes.
 
     Wang, Chao, Weinberger and van der Maaten, "SimpleShot: Revisiting Nearest-Neighbor Classification for
     Few-Shot Learning", 2019 (arXiv 1911.04623). Nothing is learned from episodes.
 
-    transform: "un" leaves features as they are, "l2n" scales them to unit length, "cl2n" subtracts the mean
+    transform: "un" leaves features unchanged, "l2n" scales them to unit length, "cl2n" subtracts the mean
     feature of the base classes first
     """
 

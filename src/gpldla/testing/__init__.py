@@ -1,4 +1,4 @@
-"""Tests for the heads of other packages, and random episodes to test them with; needs pytest.
+"""Tests that every head must pass, for other packages too, and random episodes for them; needs pytest.
 
 Inherit from `HeadContract` and set `name`:
 

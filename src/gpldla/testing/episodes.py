@@ -17,11 +17,11 @@ def random_episode(
     seed: int = 0,
     nonnegative: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Draw normal classes around random centres, the same for the same seed.
+    """Draw features of normally distributed classes around random centres; the seed determines them.
 
-    shots:       support examples per class, or a list with the number of each class
-    queries:     per class
-    batch:       leading axes, for several episodes at once
+    shots:       support examples per class, or a list with one number per class
+    queries:     queries per class
+    batch:       leading axes, for a batch of episodes
     nonnegative: whether features are positive, as after a ReLU
 
     Returns support [*batch, n, d], labels [*batch, n], query [*batch, q, d], query labels [*batch, q].

@@ -1,4 +1,4 @@
-"""The contract of heads as a test class, which the test of each head inherits."""
+"""What every head must do, as a test class that the tests of each head inherit."""
 
 from typing import Any, ClassVar
 
@@ -13,9 +13,9 @@ from gpldla.utils.errors import UserError
 class HeadContract:
     """Tests of one head on plain features.
 
-    name:        of the head, as it is registered
-    options:     passed to `create_head`
-    feature_dim: of the features in these tests
+    name:        the registered name of the head
+    options:     the head's options, passed to `create_head`
+    feature_dim: the number of features in these tests
     """
 
     name: ClassVar[str]
@@ -57,7 +57,7 @@ class HeadContract:
                 alone = head.adapt(support[i, j], labels[i, j], 4).log_prob(query[i, j])
                 torch.testing.assert_close(together[i, j], alone, atol=1e-9, rtol=1e-9)
 
-    def test_permuting_classes_permutes_the_answer(self, head: Head) -> None:
+    def test_permuting_classes_permutes_the_probabilities(self, head: Head) -> None:
         support, labels, query, _ = random_episode([1, 2, 3, 4], 4, 3, self.feature_dim)
         renamed = torch.tensor([2, 0, 3, 1])
         before = head.adapt(support, labels, 4).log_prob(query)
@@ -90,7 +90,7 @@ class HeadContract:
             for tensor in (features, query, *head.parameters()):
                 assert tensor.grad is None or tensor.grad.abs().max() < 1e3, name
 
-    def test_class_without_examples_is_impossible(self, head: Head) -> None:
+    def test_class_without_examples_has_probability_zero(self, head: Head) -> None:
         support, labels, query, _ = random_episode(3, 4, 2, self.feature_dim)
         relabelled = torch.where(labels == 3, 4, labels)  # class 3 of 5 is empty
         log_prob = head.adapt(support, relabelled, 5).log_prob(query)
@@ -110,14 +110,14 @@ class HeadContract:
         for tensor in (support, query, *head.parameters()):
             assert tensor.grad is None or tensor.grad.isfinite().all()
 
-    def test_float32_keeps_its_type(self, head: Head) -> None:
+    def test_float32_input_gives_float32_output(self, head: Head) -> None:
         head.float()
         support, labels, query, query_labels = random_episode(2, 3, 2, self.feature_dim, dtype=torch.float32)
         assert head.adapt(support, labels, 3).log_prob(query).dtype == torch.float32
         assert head.loss(support, labels, query, query_labels, 3).dtype == torch.float32
 
     def test_loss_decreases_under_its_own_gradient(self, head: Head) -> None:
-        """The loss is differentiable in the features and its gradient points uphill."""
+        """A small step against the gradient in the query features makes the loss smaller."""
         head.train()
         support, labels, query, query_labels = random_episode(2, 4, 5, self.feature_dim)
         query.requires_grad_()
@@ -129,18 +129,18 @@ class HeadContract:
         assert smaller < loss
 
     @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
-    def test_labels_may_be_whole_numbers_of_any_size(self, head: Head, dtype: torch.dtype) -> None:
+    def test_labels_may_have_any_integer_dtype(self, head: Head, dtype: torch.dtype) -> None:
         support, labels, query, _ = random_episode(2, 3, 2, self.feature_dim)
         expected = head.adapt(support, labels, 3).log_prob(query)
         assert torch.equal(head.adapt(support, labels.to(dtype), 3).log_prob(query), expected)
 
-    def test_no_queries_and_no_episodes_have_no_answers(self, head: Head) -> None:
+    def test_empty_query_and_empty_batch(self, head: Head) -> None:
         support, labels, query, _ = random_episode(2, 3, 2, self.feature_dim, batch=(2,))
         assert head.adapt(support, labels, 3).log_prob(query[:, :0]).shape == (2, 0, 3)
         with torch.no_grad():
             assert head.adapt(support[:0], labels[:0], 3).log_prob(query[:0]).shape == (0, 6, 3)
 
-    def test_wrong_input_is_named(self, head: Head) -> None:
+    def test_invalid_input_is_refused(self, head: Head) -> None:
         support, labels, _, _ = random_episode(2, 3, 1, self.feature_dim)
         with pytest.raises(UserError, match=r"run from 0 to 2"):
             head.adapt(support, labels, 2)

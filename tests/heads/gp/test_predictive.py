@@ -15,7 +15,7 @@ from gpldla import kernels
 from gpldla.heads.gp import predictive
 from gpldla.heads.gp.predictive import (
     _GUMBEL_MIXTURE,
-    _GUMBEL_MIXTURE_OF_MANY,
+    _GUMBEL_MIXTURE_MANY_CLASSES,
     monte_carlo,
     probit,
     quadrature,
@@ -69,7 +69,7 @@ def largest_difference(log_p, p):
 
 
 class TestGumbelMixture:
-    @pytest.mark.parametrize("mixture", [_GUMBEL_MIXTURE, _GUMBEL_MIXTURE_OF_MANY])
+    @pytest.mark.parametrize("mixture", [_GUMBEL_MIXTURE, _GUMBEL_MIXTURE_MANY_CLASSES])
     def test_is_a_distribution(self, mixture):
         weights, _, deviations = np.array(mixture).T
         assert weights.sum() == pytest.approx(1, abs=1e-9)
@@ -88,7 +88,7 @@ class TestGumbelMixture:
     def test_that_of_many_classes_follows_the_tail_further(self):
         z = np.linspace(-15, 40, 20_001)
         survival = -np.expm1(-np.exp(-z))
-        weights, means, deviations = np.array(_GUMBEL_MIXTURE_OF_MANY).T
+        weights, means, deviations = np.array(_GUMBEL_MIXTURE_MANY_CLASSES).T
         error = np.abs(special.ndtr((means - z[:, None]) / deviations) @ weights - survival)
         assert (error < 0.0034 * (survival + 1e-5)).all()
 

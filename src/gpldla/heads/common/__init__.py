@@ -1,1 +1,1 @@
-"""What heads of other families share."""
+"""Code that several heads outside `gp` share."""

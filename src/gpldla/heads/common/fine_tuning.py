@@ -12,11 +12,11 @@ from gpldla.utils.errors import require_count, require_positive
 
 @dataclass(frozen=True)
 class GradientDescent:
-    """Gradient descent with momentum as torch.optim.SGD has it; the rates are those of arXiv 1904.04232.
+    """Gradient descent with momentum as in torch.optim.SGD; the defaults are those of arXiv 1904.04232.
 
     The published fit takes `epochs` passes over batches of `batch_size` in random order, from a random start.
-    Here every step sees the whole support set, and there are as many: the same answer every time, whatever
-    the order of the examples, and a better one, because neither start nor order adds noise.
+    Here every step uses the whole support set, and the number of steps is the same. The result is
+    deterministic, independent of the order of examples, and better, as neither start nor order adds noise.
     """
 
     epochs: int = 100
@@ -50,7 +50,7 @@ class GradientDescent:
 def softmax_residual(scores: Tensor, member: Tensor) -> Tensor:
     """Return the gradient of the mean cross-entropy in the scores: (p − y)/n, [..., n, C].
 
-    A class without examples takes no part.
+    A class without examples is left out.
     """
     absent = (member.sum(-2, keepdim=True) == 0).expand_as(scores)
     return (scores.masked_fill(absent, -math.inf).softmax(-1) - member) / member.shape[-2]

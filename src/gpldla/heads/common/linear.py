@@ -1,4 +1,4 @@
-"""A linear classifier, which several methods end in."""
+"""A linear classifier, the posterior of several methods."""
 
 import math
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from gpldla.heads.base import Posterior
 
 @dataclass
 class LinearPosterior(Posterior):
-    """Softmax of φ(x)·w_j + b_j, with weights [..., C, d] and biases [..., C] (or one number).
+    """Softmax of φ(x)·w_j + b_j, with weights [..., C, d] and biases [..., C] (or broadcast to it).
 
-    present [..., C]: a class that is not there is impossible
-    transform: turns query features to φ
+    present [..., C]: whether each class has examples; a class without has probability 0
+    transform: maps query features to φ
     """
 
     weights: Tensor
@@ -32,5 +32,5 @@ class LinearPosterior(Posterior):
 
 
 def identity_transform(features: Tensor) -> Tensor:
-    """Return the features: the transform that changes nothing."""
+    """Return the features unchanged."""
     return features

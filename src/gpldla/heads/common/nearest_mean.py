@@ -1,4 +1,4 @@
-"""The nearest class mean, which several methods end in."""
+"""The nearest class mean, the classifier of several methods."""
 
 from collections.abc import Callable
 
@@ -13,8 +13,8 @@ def nearest_mean(
 ) -> LinearPosterior:
     """Return softmax over −s‖φ(x) − μ_j‖², μ_j the mean of φ over the support examples of class j.
 
-    −s‖φ(x)‖² is the same for all classes and falls out of the softmax, which leaves s(2μ_j·φ(x) − ‖μ_j‖²).
-    support [..., n, d], labels [..., n]; transform: turns features to φ; scale: s
+    −s‖φ(x)‖² is the same for all classes and cancels in the softmax, which leaves s(2μ_j·φ(x) − ‖μ_j‖²).
+    support [..., n, d], labels [..., n]; transform: maps features to φ; scale: s
     """
     phi = transform(support)
     member = class_one_hot(labels, n_way, phi.dtype)

@@ -1,1 +1,1 @@
-"""What the Gaussian-process heads share: prior, posterior, predictive, and leaving one out."""
+"""What the Gaussian-process heads share: prior, posterior, predictive and leave-one-out."""

@@ -1,4 +1,4 @@
-"""The Laplace approximation in function space: Newton's step, and the blocks that the covariance is made of.
+"""The Laplace approximation in function space: Newton's step, and the blocks of the covariance.
 
 Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, Algorithms 3.3 and 3.4: all classes
 share one kernel matrix K [..., n, n], and the Hessian of −log p(y | f) is D − ΠΠᵀ with D = diag(π).
@@ -23,29 +23,29 @@ def newton_step(K: Tensor, f: Tensor, y: Tensor, absent: Tensor, weights: Tensor
     """Return a with K a the next f: [..., n, n], [..., n, C] → [..., n, C].
 
     y: one-hot labels; absent [..., 1, C]: classes without examples, which have probability 0
-    weights [..., n, 1]: how often each example counts, once by default
+    weights [..., n, 1]: how often each example counts; None: once each
     """
     pi = f.masked_fill(absent, -torch.inf).softmax(-1)
     gradient = y - pi
-    bent = pi * (f - (pi * f).sum(-1, keepdim=True))  # (D − ΠΠᵀ)f
+    hessian_f = pi * (f - (pi * f).sum(-1, keepdim=True))  # (D − ΠΠᵀ)f
     if weights is not None:
-        pi, gradient, bent = pi * weights, gradient * weights, bent * weights
+        pi, gradient, hessian_f = pi * weights, gradient * weights, hessian_f * weights
     E = curvature_blocks(K, pi)
     M = cholesky(E.sum(-3))  # [..., n, n]
-    b = bent + gradient
+    b = hessian_f + gradient
     c = (E @ (K @ b).mT.unsqueeze(-1)).squeeze(-1).mT  # EKb, [..., n, C]
-    through_all = _solve(c.sum(-1, keepdim=True), M)  # M⁻ᵀM⁻¹Rᵀc, [..., n, 1]
-    return b - c + (E @ through_all.unsqueeze(-3)).squeeze(-1).mT
+    solution = _solve(c.sum(-1, keepdim=True), M)  # M⁻ᵀM⁻¹Rᵀc, [..., n, 1]
+    return b - c + (E @ solution.unsqueeze(-3)).squeeze(-1).mT
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Return the lower factor, without waiting for a device to say whether it exists."""
+    """Return the lower factor, without a check for success, which would wait for a GPU."""
     factor: Tensor = torch.linalg.cholesky_ex(matrix).L
     return factor
 
 
-# On a GPU the library behind cholesky_inverse and cholesky_solve cannot be part of a recorded graph.
-# Triangular solutions can, but take three times as long on a CPU.
+# On a GPU, cholesky_inverse and cholesky_solve cannot be recorded in a CUDA graph. Triangular solves can, but
+# take three times as long on a CPU.
 
 
 def _inverse(factor: Tensor) -> Tensor:
@@ -58,10 +58,10 @@ def _inverse(factor: Tensor) -> Tensor:
     return inverse
 
 
-def _solve(right: Tensor, factor: Tensor) -> Tensor:
-    """Return (LLᵀ)⁻¹ right for lower factors L [..., n, n] and right sides [..., n, k]."""
+def _solve(rhs: Tensor, factor: Tensor) -> Tensor:
+    """Return (LLᵀ)⁻¹ rhs for lower factors L [..., n, n] and right-hand sides [..., n, k]."""
     if not factor.is_cuda:
-        return torch.cholesky_solve(right, factor)
-    half = torch.linalg.solve_triangular(factor, right, upper=False)
+        return torch.cholesky_solve(rhs, factor)
+    half = torch.linalg.solve_triangular(factor, rhs, upper=False)
     solution: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
     return solution

@@ -1,7 +1,7 @@
 """Gaussian-process classification with a linear kernel on deep features, and a diagonal Laplace posterior.
 
 Kim and Hospedales, "Gaussian Process Meta Few-shot Classifier Learning via Linear Discriminant Laplace
-Approximation", 2021. The numbers of equations are those of that paper, the words in brackets its labels.
+Approximation", 2021. Numbers and names of equations, the latter in brackets, are those of the paper.
 """
 
 import math
@@ -21,9 +21,9 @@ from gpldla.utils.errors import UserError, did_you_mean, require_count, require_
 Predictive = Literal["auto", "mc", "mc-logits", "quadrature", "qmc", "probit"]
 """How p(y | x, S) is computed from the posterior.
 
-"mc" is the paper's Monte Carlo in weight space, one set of draws for all queries; "mc-logits" the same for
-each query, drawn in logit space; "quadrature" deterministic and within 0.002 of the exact integral; "qmc" and
-"probit" are there to compare. "auto" is "mc-logits" in training and "quadrature" in evaluation.
+"mc" is the paper's Monte Carlo in weight space, one set of draws for all queries; "mc-logits" draws logits
+for each query instead; "quadrature" is deterministic and within 0.002 of the exact integral; "qmc" and
+"probit" are for comparison. "auto" is "mc-logits" in training and "quadrature" in evaluation.
 """
 
 
@@ -47,8 +47,8 @@ class SharedOptions(TypedDict, total=False):
 class LabelledFeatures(NamedTuple):
     """A support set: φ [..., n, d], membership [..., n, C], counts n_j and log priors log π_j [..., C].
 
-    The membership of an example that counts several times is that number, not one.
-    absent [..., C]: which classes have no examples; None where all are known to have some
+    member: one-hot labels; an example with a weight has the weight in place of 1
+    absent [..., C]: which classes have no examples; None if all are known to have some
     """
 
     phi: Rows
@@ -56,21 +56,21 @@ class LabelledFeatures(NamedTuple):
     counts: Tensor
     log_pi: Tensor
     absent: Tensor | None
-    weights: Tensor | None = None  # [..., n, 1]: how often each example counts, where that is not once
+    weights: Tensor | None = None  # [..., n, 1]: how often each example counts; None: once each
 
     def fill_absent(self, values: Tensor, value: float) -> Tensor:
-        """Return values [..., C] with another one for classes without examples."""
+        """Return values [..., C] with `value` for classes without examples."""
         return values if self.absent is None else values.masked_fill(self.absent, value)
 
     def n_present(self) -> Tensor | int:
-        """Return how many classes have examples, a number or [..., 1]."""
+        """Return how many classes have examples, an int or [..., 1]."""
         return self.counts.shape[-1] if self.absent is None else (~self.absent).sum(-1, keepdim=True)
 
 
 class Mode(NamedTuple):
-    """Where the posterior has its maximum, or what stands for it: w* [..., C, d], b* [..., C].
+    """The maximum of the posterior, or an estimate of it: w* [..., C, d], b* [..., C].
 
-    sigma2 [...]: the class-conditional variance σ²*, where the estimate has one.
+    sigma2 [...]: the class-conditional variance σ²*; None if the estimate has none.
     """
 
     w: Tensor
@@ -79,7 +79,7 @@ class Mode(NamedTuple):
 
 
 class LinearGP(Head):
-    """What GPLDLA and its ablations share: prior, Laplace posterior and predictive; they differ in the mode.
+    """Prior, Laplace posterior and predictive of GPLDLA and its ablations; the subclasses find the mode.
 
     Model (Eq. 6-7): f_j(x) = w_j·φ(x) + b_j with w_j ~ N(0, β²I), b_j ~ N(0, β_b²), softmax likelihood.
     Only log β and log β_b are learned here; the network learns φ.
@@ -87,10 +87,10 @@ class LinearGP(Head):
     learns_prior: whether log β and log β_b are parameters of meta-training, or constants
 
     normalize:  scale features to unit length, the cosine kernel of the paper's experiments
-    power:      raise features to it first, signs kept; 1 is the paper's, see docs/methods/gpldla.md
-    training_power: the same in training; None: as in evaluation
+    power:      exponent applied to features first, signs kept; 1 in the paper, see docs/methods/gpldla.md
+    training_power: the exponent in training; None: as in evaluation
     n_samples:  Monte Carlo samples M (Eq. 21)
-    priors:     class priors π: None counts the support (Eq. 14), "uniform", or one number a class
+    priors:     class priors π: None (frequencies in the support, Eq. 14), "uniform", or one number per class
     """
 
     learns_prior: ClassVar[bool] = True
@@ -114,15 +114,15 @@ class LinearGP(Head):
         training_power = power if training_power is None else training_power
         require_positive(beta=beta, beta_b=beta_b, power=power, training_power=training_power)
         if not (power == training_power == 1 or normalize):
-            raise UserError("A power of features needs normalize = True: it forgets how long they are.")
+            raise UserError("power and training_power other than 1 need normalize = True.")
         if predictive not in get_args(Predictive):
             raise UserError(
                 f"There is no predictive {predictive!r}{did_you_mean(str(predictive), get_args(Predictive))}"
             )
         require_count(n_samples=n_samples)
         if not (priors is None or _is_uniform(priors) or _are_positive(priors)):
-            raise UserError(f"priors must be 'uniform' or one positive number a class, not {priors!r}.")
-        # Two numbers cost nothing in float64, and float64 features then meet the β that was asked for.
+            raise UserError(f"priors must be 'uniform' or one positive number per class, not {priors!r}.")
+        # In float64, so that float64 features are combined with exactly the β that was given.
         for name, value in (("log_beta", beta), ("log_beta_b", beta_b)):
             log_value = torch.tensor(math.log(value), dtype=torch.float64)
             if self.learns_prior:
@@ -136,20 +136,20 @@ class LinearGP(Head):
         self.priors = priors
 
     def capturable(self) -> bool:
-        """Return whether `loss` reads no values and copies none from the CPU, as some options do."""
-        draws = self.predictive in ("auto", "mc", "mc-logits", "probit")
-        return draws and (self.priors is None or isinstance(self.priors, str))
+        """Return whether `loss` neither reads values nor copies any from the CPU; some options need to."""
+        capturable_predictive = self.predictive in ("auto", "mc", "mc-logits", "probit")
+        return capturable_predictive and (self.priors is None or isinstance(self.priors, str))
 
     @abstractmethod
     def find_mode(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> Mode:
-        """Return the maximum of the posterior (Eq. 9) or a surrogate; 0 for a class without examples."""
+        """Return the maximum of the posterior (Eq. 9) or an estimate; 0 for a class without examples."""
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
     ) -> Posterior:
         """Compute the Laplace posterior of W and B around the mode.
 
-        A class without examples gets probability 0 and leaves the others as if it were not there.
+        A class without examples gets probability 0 and does not change those of the others.
         """
         check_episode(support, labels, n_way)
         member = class_one_hot(labels, n_way, support.dtype)  # [..., n, C]
@@ -160,7 +160,7 @@ class LinearGP(Head):
         return self.posterior(labelled, beta, beta_b)
 
     def posterior(self, support: LabelledFeatures, beta: Tensor, beta_b: Tensor) -> "LinearGPPosterior":
-        """Return the Laplace posterior for a given prior; β and β_b are numbers, or [..., 1] for batches."""
+        """Return the Laplace posterior for a given prior; β and β_b are scalars, or [..., 1] for batches."""
         return self.laplace_at(self.find_mode(support, beta, beta_b), support, beta, beta_b)
 
     def laplace_at(
@@ -181,7 +181,7 @@ class LinearGP(Head):
     def make_posterior(
         self, w: Tensor, b: Tensor, V: Tensor, v: Tensor, sigma2: Tensor | None
     ) -> "LinearGPPosterior":
-        """Return the posterior with these moments, [..., C, d] and [..., C], answering as this head does."""
+        """Return the posterior with these moments, [..., C, d] and [..., C], and this head's options."""
         return LinearGPPosterior(
             w, b, V, v, sigma2, self.normalize, self._predictive_now(), self.n_samples, self._power_now()
         )
@@ -214,13 +214,13 @@ class LinearGP(Head):
         else:
             given = torch.as_tensor(self.priors, dtype=counts.dtype, device=counts.device)
             if given.shape != counts.shape[-1:]:
-                raise UserError(f"priors must be {counts.shape[-1]} positive numbers, one a class.")
+                raise UserError(f"priors must be {counts.shape[-1]} positive numbers, one per class.")
             weights = given * (counts > 0)
         return weights.log().log_softmax(-1)
 
 
 def absent_classes(counts: Tensor) -> Tensor | None:
-    """Return which classes have no examples [..., C]; None where a look has shown that all have some."""
+    """Return which classes have no examples [..., C]; None if it is known that all have some."""
     return None if can_read_values(counts) and counts.all().item() else counts == 0
 
 
@@ -230,10 +230,10 @@ def _is_uniform(priors: object) -> bool:
 
 def _are_positive(priors: object) -> bool:
     try:
-        numbers = torch.as_tensor(priors, dtype=torch.float64)
+        values = torch.as_tensor(priors, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         return False
-    return bool(((numbers > 0) & numbers.isfinite()).all())
+    return bool(((values > 0) & values.isfinite()).all())
 
 
 @dataclass
@@ -264,16 +264,16 @@ class LinearGPPosterior(Posterior):
         """
         batch = query.shape[:-2]
         values = query.shape[-2] * query.shape[-1]
-        step = VALUES_PER_CHUNK // max(1, values)  # episodes whose squares stay in the cache
-        everything = (query, self.weight_mean, self.bias_mean, self.weight_var, self.bias_var)
+        step = VALUES_PER_CHUNK // max(1, values)  # episodes whose squared features fit in the CPU's cache
+        operands = (query, self.weight_mean, self.bias_mean, self.weight_var, self.bias_var)
         if (
             torch.is_grad_enabled()
             or query.device.type != "cpu"
             or self.bias_mean.shape[:-1] != batch
             or batch.numel() <= max(1, step)
         ):
-            return self._logits(*everything)
-        chunks = zip(*(t.flatten(0, len(batch) - 1).split(max(1, step)) for t in everything))
+            return self._logits(*operands)
+        chunks = zip(*(t.flatten(0, len(batch) - 1).split(max(1, step)) for t in operands))
         mean, var = (torch.cat(parts) for parts in zip(*(self._logits(*chunk) for chunk in chunks)))
         return mean.view(*batch, *mean.shape[1:]), var.view(*batch, *var.shape[1:])
 
@@ -301,19 +301,19 @@ class LinearGPPosterior(Posterior):
         return predictive.quadrature(mean, var)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the moments; draws follow from a seed and need not be kept."""
+        """Return the moments, without draws: these follow from a seed."""
         moments = {name: getattr(self, name) for name in (*MOMENTS, "sigma2")}
         return {f"posterior.{name}": moment for name, moment in moments.items() if moment is not None}
 
     def fix_draws(self, seed: int = 0) -> None:
-        """Draw what "mc" would draw at the first query; "mc-logits" draws on from the seed."""
+        """Seed the draws; those of "mc" are made now, "mc-logits" makes new ones for each query."""
         if self.generator is None and self.predictive in ("mc", "mc-logits"):
             self.generator = torch.Generator(self.weight_mean.device).manual_seed(seed)
         if self.predictive == "mc":
             self._weight_draws()
 
     def _weight_draws(self) -> tuple[Tensor, Tensor]:
-        """Draw W [M, ..., C, d] and B [M, ..., C] once; every later query meets the same draws (Eq. 21)."""
+        """Draw W [M, ..., C, d] and B [M, ..., C] once; all later queries use the same draws (Eq. 21)."""
         if self._draws is None:
             self._draws = (
                 self.weight_mean + self.weight_var.sqrt() * self._normal(self.weight_mean),

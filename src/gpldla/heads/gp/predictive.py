@@ -1,8 +1,8 @@
 """The predictive integral p(y) = E[softmax_y(f)] for Gaussian logits f_j ~ N(mean_j, var_j), independent.
 
 Every function takes `mean` and `var` [..., C] and returns log p [..., C]. A class that cannot occur has
-mean −inf and keeps log p = −inf. What each costs and how far it is from the exact integral is measured
-by `benchmarks/predictive.py`; its table is in docs/predictive.md.
+mean −inf and log p = −inf. `benchmarks/predictive.py` measures the cost of each and its distance from the
+exact integral; the table is in docs/predictive.md.
 """
 
 import math
@@ -23,9 +23,9 @@ _GUMBEL_MIXTURE = (
     (0.193067, 1.629429, 1.367907),
     (0.037996, 2.607113, 2.219624),
 )
-# The largest of C variables lies where P(G > z) is about 1/C: many classes need more of the tail. With six
-# normals its error is below 0.0034 (P + 1e-5).
-_GUMBEL_MIXTURE_OF_MANY = (
+# The largest of C variables lies where P(G > z) is about 1/C: many classes need a more accurate tail. With
+# six normals its error is below 0.0034 (P + 1e-5).
+_GUMBEL_MIXTURE_MANY_CLASSES = (
     (0.307450, -0.381487, 0.587866),
     (0.401016, 0.490902, 0.822600),
     (0.207047, 1.417111, 1.160733),
@@ -35,11 +35,11 @@ _GUMBEL_MIXTURE_OF_MANY = (
 )
 MANY_CLASSES = 65
 MIN_POINTS = 13
-BELOW, ABOVE = 3.0, 4.5  # how far the interval reaches, in standard deviations of the largest class
-MAX_STEP = 0.8  # of the points, in standard deviations of the narrowest class
-MAX_DOUBLINGS = 7  # of the points
-SMALL_MIXTURE = 1 << 16  # values, up to which calling operations costs more than what they do
-LOGITS_PER_CHUNK = 1 << 15  # on a CPU: what stays in its caches, at every point
+BELOW, ABOVE = 3.0, 4.5  # the ends of the interval, in standard deviations of the largest class
+MAX_STEP = 0.8  # between two points, in standard deviations of the narrowest class
+MAX_DOUBLINGS = 7  # of the number of points
+SMALL_MIXTURE = 1 << 16  # number of values up to which the overhead per operation dominates
+LOGITS_PER_CHUNK = 1 << 15  # on a CPU: the values at all points then fit in its caches
 KERNEL_MAX_CLASSES = MANY_CLASSES - 1  # more do not fit in a GPU's registers
 _GUMBEL_MEAN = 0.5772156649015329
 _GUMBEL_VARIANCE = math.pi**2 / 6
@@ -61,12 +61,12 @@ def quasi_monte_carlo(mean: Tensor, var: Tensor, n_points: int = 1024) -> Tensor
 
 
 def _deviation(mean: Tensor, var: Tensor) -> Tensor:
-    """Return √var; that of an impossible class does not count, and must not have the gradient of √0."""
+    """Return √var; 1 for an impossible class, where the gradient of √0 would be infinite."""
     return var.masked_fill(mean.isneginf(), 1).sqrt()
 
 
 def probit(mean: Tensor, var: Tensor) -> Tensor:
-    """Shrink each logit by its own noise, MacKay's rule; cheap, but off by 0.3 and more in probability.
+    """Shrink each logit according to its variance, MacKay's rule; cheap, but with errors of 0.3 and more.
 
     The rule is not invariant to a shift of all logits, so they are centred first.
     """
@@ -77,7 +77,7 @@ def probit(mean: Tensor, var: Tensor) -> Tensor:
 
 
 def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor:
-    """Integrate in one dimension, whatever the number of classes: deterministic, error at most 0.002.
+    """Integrate in one dimension for any number of classes: deterministic, error at most 0.002.
 
     softmax_y(f) is the probability that f_y + G_y is the largest of all f_j + G_j with independent
     Gumbel noise G. So p(y) = P(X_y is the largest of X_j = f_j + G_j), and as the X_j are independent,
@@ -88,8 +88,8 @@ def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor
     closed forms. The integrand is smooth and vanishes at both ends, where the trapezoid rule converges
     exponentially; constant factors cancel when p is normalised.
 
-    n_points: None gives each query as many as its narrowest class needs, 13 where the variances are alike;
-    a number keeps the shapes independent of the data (compiled graphs).
+    n_points: None: as many per query as its narrowest class needs, 13 if the variances are similar. A fixed
+    number makes the shapes independent of the data, for compiled graphs.
     """
     if n_points is None and _use_kernel(mean, var):
         from gpldla.kernels.quadrature import Rule, integrate
@@ -107,13 +107,13 @@ def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor
 
 
 def _integral(mean: Tensor, var: Tensor, n_points: int | None) -> Tensor:
-    """Return `quadrature` of means and variances [C, Q]: loops along the queries, the last axis, are fast."""
+    """Return `quadrature` of means and variances [C, Q]; loops along the last axis, the queries, are fast."""
     spread = (var.detach() + _GUMBEL_VARIANCE).sqrt()  # standard deviation of X_j
     centre = mean.detach() + _GUMBEL_MEAN
     upper = torch.add(centre, spread, alpha=ABOVE)
-    lowest = torch.sub(centre, spread, alpha=BELOW).amax(0)  # the largest X_j is rarely below ...
-    highest = upper.amax(0)  # ... or above this,
-    if _are_many(mean.shape[0]):  # unless there are many: then its tail is that of one Gumbel variable
+    lowest = torch.sub(centre, spread, alpha=BELOW).amax(0)  # the largest X_j is rarely below `lowest`
+    highest = upper.amax(0)  # or above `highest`,
+    if _are_many(mean.shape[0]):  # except for many: then its tail is that of one Gumbel variable
         at_most = highest + math.log(mean.shape[0])
         highest = torch.minimum((mean.detach() + var.detach() / 2).logsumexp(0) + 6, at_most).maximum(highest)
     if n_points is not None:
@@ -123,16 +123,20 @@ def _integral(mean: Tensor, var: Tensor, n_points: int | None) -> Tensor:
     width, fewest_steps = highest - lowest, MAX_STEP * (MIN_POINTS - 1)
     compiling = torch.compiler.is_compiling()
     if not compiling and (not mean.numel() or (width / spread.amin(0)).max().item() <= fewest_steps):
-        return _trapezoid(mean, var, lowest, highest, MIN_POINTS)  # mostly: enough for any class
+        return _trapezoid(mean, var, lowest, highest, MIN_POINTS)  # the usual case: enough for every class
     narrowest = spread.masked_fill(upper < lowest, math.inf).amin(0)
     doublings = (width / narrowest / fewest_steps).log2().ceil().clamp(0, MAX_DOUBLINGS).nan_to_num(0)
-    if compiling:  # a graph cannot treat some queries otherwise than others
+    if compiling:  # a graph cannot treat queries differently
         return _trapezoid(mean, var, lowest, highest, MIN_POINTS * 2**doublings)
     log_p = torch.empty_like(mean)
     for doubling in doublings.unique():
-        some = doublings == doubling
-        log_p[:, some] = _trapezoid(
-            mean[:, some], var[:, some], lowest[some], highest[some], MIN_POINTS * 2 ** int(doubling)
+        selected = doublings == doubling
+        log_p[:, selected] = _trapezoid(
+            mean[:, selected],
+            var[:, selected],
+            lowest[selected],
+            highest[selected],
+            MIN_POINTS * 2 ** int(doubling),
         )
     return log_p
 
@@ -152,7 +156,7 @@ def _rule() -> dict[str, Any]:
 
 
 def _use_kernel(mean: Tensor, var: Tensor) -> bool:
-    """Say whether these logits are for the kernel: on a GPU with Triton, in float32, no gradient wanted."""
+    """Return whether the kernel can be used: on a GPU with Triton, in float32, without a gradient."""
     wants_gradient = torch.is_grad_enabled() and (mean.requires_grad or var.requires_grad)
     return (
         kernels.usable_for(mean)
@@ -166,18 +170,18 @@ def _use_kernel(mean: Tensor, var: Tensor) -> bool:
 def _trapezoid(mean: Tensor, var: Tensor, lowest: Tensor, highest: Tensor, n_points: int | Tensor) -> Tensor:
     """Evaluate the integral of `quadrature` on `n_points` equal steps from `lowest` to `highest` [Q]: [C, Q].
 
-    n_points: a number, or one for each query [Q], all of which then cost as much as the largest.
+    n_points: an int, or one for each query [Q], all of which then cost as much as the largest.
     """
     if isinstance(n_points, int):
         steps = torch.linspace(0, 1, n_points, dtype=mean.dtype, device=mean.device).unsqueeze(-1)
     else:
-        numbers = torch.arange(n_points.max().int().item(), device=mean.device).unsqueeze(-1)
-        steps = numbers / (n_points - 1)  # [T, Q]
+        indices = torch.arange(n_points.max().int().item(), device=mean.device).unsqueeze(-1)
+        steps = indices / (n_points - 1)  # [T, Q]
         steps = steps.masked_fill(steps > 1, math.inf)  # there the density is 0
     t = torch.lerp(lowest, highest, steps)  # [T, Q]
 
     tiny = torch.finfo(mean.dtype).tiny
-    # A graph serves any number of queries, and cannot choose by it.
+    # A compiled graph serves any number of queries, so it cannot depend on that number.
     small = not torch.compiler.is_compiling() and 4 * mean.shape[0] * t.numel() <= SMALL_MIXTURE
     # F_j(t) and g_j(t)·√π, [C, T, Q]; 1 and 0 for an impossible class
     distribution, density = (_cdf_pdf_batched if small else _cdf_pdf_looped)(_finite(mean), var, t)
@@ -189,7 +193,7 @@ def _trapezoid(mean: Tensor, var: Tensor, lowest: Tensor, highest: Tensor, n_poi
     mass = (density / distribution * all_below_t).sum(1)  # [C, Q]
     log_p = mass.clamp_min(tiny).log().log_softmax(0)
     log_p = torch.maximum(log_p, _jensen_bound(mean, var)).masked_fill(mean == -math.inf, -math.inf)
-    return log_p.log_softmax(0)  # the bound may have added a little
+    return log_p.log_softmax(0)  # the bound may have raised the sum above 1
 
 
 def _cdf_pdf_looped(mean: Tensor, var: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,7 +211,7 @@ def _cdf_pdf_looped(mean: Tensor, var: Tensor, t: Tensor) -> tuple[Tensor, Tenso
 
 
 def _cdf_pdf_batched(mean: Tensor, var: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same with all K normals in one tensor: a third of the operations for a single task."""
+    """Return the same as `_cdf_pdf_looped` from one tensor of all K normals: a third of the operations."""
     columns = _mixture_columns(_mixture(mean.shape[0]), mean.dtype, mean.device)
     half_weights, log_weights, locations, doubled_variances = columns
     narrowness = torch.add(doubled_variances, var.unsqueeze(1), alpha=2).rsqrt()  # [K, C, 1, Q]
@@ -218,17 +222,17 @@ def _cdf_pdf_batched(mean: Tensor, var: Tensor, t: Tensor) -> tuple[Tensor, Tens
 
 
 def _max_z(dtype: torch.dtype) -> float:
-    """Return the z beyond which e^(−z²) is no number, and slow on a CPU."""
+    """Return the z beyond which e^(−z²) is subnormal or zero; subnormal numbers are slow on a CPU."""
     return 0.97 * math.sqrt(-math.log(torch.finfo(dtype).tiny))
 
 
 def _mixture(classes: int) -> tuple[tuple[float, float, float], ...]:
-    """Return the mixture of normals that stands for the Gumbel distribution."""
-    return _GUMBEL_MIXTURE_OF_MANY if _are_many(classes) else _GUMBEL_MIXTURE
+    """Return the mixture of normals that approximates the Gumbel distribution."""
+    return _GUMBEL_MIXTURE_MANY_CLASSES if _are_many(classes) else _GUMBEL_MIXTURE
 
 
 def _are_many(classes: int) -> bool:
-    """Say whether there are many classes; a graph for any number of them cannot tell."""
+    """Return whether there are many classes; False in a compiled graph for any number of classes."""
     return isinstance(classes, int) and classes >= MANY_CLASSES
 
 
@@ -237,14 +241,14 @@ def _mixture_columns(
     mixture: tuple[tuple[float, float, float], ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return half the weights of K normals, their logs, means and double variances, [K, 1, 1, 1]."""
-    with torch.inference_mode(False):  # they outlive the mode that they are first needed in
+    with torch.inference_mode(False):  # cached tensors must also work outside of inference mode
         columns = torch.tensor(mixture, dtype=dtype, device=device)
         weights, locations, deviations = columns.view(-1, 3, 1, 1, 1).unbind(1)
         return weights / 2, weights.log(), locations, 2 * deviations.square()
 
 
 def _jensen_bound(mean: Tensor, var: Tensor) -> Tensor:
-    """Return a lower bound of log E[softmax_y(f)] [C, Q], exact for var = 0: it holds the far tail up.
+    """Return a lower bound of log E[softmax_y(f)] [C, Q], exact for var = 0: it corrects the far tail.
 
     E[e^{f_y} / Σ_j e^{f_j}] = e^{m_y + v_y/2} E'[1 / Σ_j e^{f_j}], where f_y has mean m_y + v_y under E';
     then Jensen's inequality twice, E'[1/Z] ≥ 1/E'[Z]. With L_y = log softmax_y(m + v/2) that is
@@ -254,21 +258,21 @@ def _jensen_bound(mean: Tensor, var: Tensor) -> Tensor:
 
 
 def independent_variances(mean: Tensor, covariance: Tensor) -> Tensor:
-    """Return variances [..., C] of independent logits that differ as coupled ones do, [..., C, C] → [..., C].
+    """Return variances of independent logits that approximate coupled ones, [..., C, C] → [..., C].
 
-    The softmax sees differences of logits only. Var(f_a − f_b) = s_a + s_b for all pairs is the least-squares
-    solution: exact for two classes, for three (where no s is negative), and wherever the coupling is common
-    to all classes. A class that cannot occur (mean −inf) has variance 0.
+    The softmax depends on differences of logits only, so the variances s are the least-squares solution of
+    s_a + s_b = Var(f_a − f_b) over all pairs: exact for two classes, for three (where no s is negative), and
+    wherever the coupling is common to all classes. A class that cannot occur (mean −inf) has variance 0.
     """
     possible = ~mean.isinf()
     pairs = (possible.unsqueeze(-1) & possible.unsqueeze(-2)).to(covariance.dtype)
-    own = covariance.diagonal(dim1=-2, dim2=-1)
-    apart = (own.unsqueeze(-1) + own.unsqueeze(-2) - 2 * covariance) * pairs  # Var(f_a − f_b)
+    var = covariance.diagonal(dim1=-2, dim2=-1)
+    difference_var = (var.unsqueeze(-1) + var.unsqueeze(-2) - 2 * covariance) * pairs  # Var(f_a − f_b)
     count = possible.sum(-1, keepdim=True)
-    row = apart.sum(-1)
+    row = difference_var.sum(-1)
     total = row.sum(-1, keepdim=True) / (2 * (count - 1).clamp_min(1))  # Σ s
-    several = (row - total) / (count - 2).clamp_min(1)
-    return several.where(count > 2, row / 2).clamp_min(0) * possible
+    solution = (row - total) / (count - 2).clamp_min(1)
+    return solution.where(count > 2, row / 2).clamp_min(0) * possible
 
 
 def log_mean_softmax(logits: Tensor) -> Tensor:
@@ -278,7 +282,7 @@ def log_mean_softmax(logits: Tensor) -> Tensor:
 
 
 def _finite(logits: Tensor) -> Tensor:
-    """Return logits with a very low number for −inf: no more likely, but its gradient is 0 and not NaN."""
+    """Return logits with a very low finite value for −inf: its gradient is 0, that of −inf would be NaN."""
     return logits.clamp_min(max(-1e30, torch.finfo(logits.dtype).min / 4))
 
 

@@ -1,4 +1,4 @@
-"""Features of unit length whose products are taken without forming them."""
+"""Features scaled to unit length, whose products are computed without storing the scaled features."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ from torch import Tensor
 
 from gpldla.heads.base import can_read_values, norms_in_safe_range, rescale_rows, unit_length
 
-LINEAR_BELOW = 1e-3
+LINEAR_BELOW = 1e-3  # entries below this, relative to the root mean square, grow linearly with any power
 
 
 @dataclass
 class Rows:
     """φ [..., n, d]: the features x themselves, or x/‖x‖; a zero feature stays zero.
 
-    Every use of φ is a product, so x is multiplied as it is and the small result is scaled: fewer passes over
-    the features. x2 is x², scale is 1/‖x‖ [..., n, 1] or None.
+    Every use of φ is a product, so x is multiplied unscaled and the smaller result is scaled: fewer passes
+    over the features. x2 is x², scale is 1/‖x‖ [..., n, 1] or None.
     """
 
     x: Tensor
@@ -24,11 +24,11 @@ class Rows:
 
     @classmethod
     def of(cls, features: Tensor, *, normalize: bool, power: float = 1.0) -> "Rows":
-        """Return features [..., n, d] as they are or, first raised to a power, at unit length."""
+        """Return features [..., n, d], raised to a power and then, with `normalize`, at unit length."""
         if power != 1:
             features = power_transform(features, power)
         if normalize and torch.compiler.is_compiling():
-            # A graph cannot look at the size of features; and near unit length products fit in float16.
+            # A compiled graph cannot check norms; and products of features near unit length fit in float16.
             features = unit_length(features)
         squared = features.square()
         if not normalize:
@@ -37,7 +37,7 @@ class Rows:
         if can_read_values(norm2):
             if norms_in_safe_range(norm2):
                 return cls(features, squared, norm2.rsqrt())
-            features = rescale_rows(features)  # or a feature is zero
+            features = rescale_rows(features)  # norms are too large or too small, or a feature is zero
             squared = features.square()
             norm2 = squared.sum(-1, keepdim=True)
         return cls(features, squared, norm2.where(norm2 > 0, 1).rsqrt())
@@ -68,7 +68,7 @@ class Rows:
         return self.cross(self)
 
     def cross(self, other: "Rows") -> Tensor:
-        """Return φ·φ' with other rows [..., m, d] of the same kind: [..., n, m]."""
+        """Return φ·φ' with other rows [..., m, d] that are also scaled, or also not: [..., n, m]."""
         product = self.x @ other.x.mT
         if self.scale is None or other.scale is None:
             return product
@@ -81,12 +81,12 @@ class Rows:
 
 
 def power_transform(x: Tensor, power: float) -> Tensor:
-    """Raise features [..., d] to a power, signs kept: up to a factor a row, which unit length takes away.
+    """Raise features [..., d] to a power, signs kept, up to a factor per row that unit length removes.
 
-    Entries below a thousandth of the typical one grow linearly instead: the slope of a root at 0 is infinite.
+    Entries far below the root mean square grow linearly instead, as the slope of a root at 0 is infinite.
     """
-    typical = unit_length(x) * x.shape[-1] ** 0.5
-    powered: Tensor = typical * (typical.square() + LINEAR_BELOW**2) ** ((power - 1) / 2)
+    relative = unit_length(x) * x.shape[-1] ** 0.5
+    powered: Tensor = relative * (relative.square() + LINEAR_BELOW**2) ** ((power - 1) / 2)
     return powered
 
 
