@@ -184,7 +184,7 @@ class TextEmbedder(_Embedder):
     Attributes
     ----------
     n_features_out_ : int
-        The number of features, after `fit`; `transform` works without it.
+        The number of features of a text, which `fit` sets and `transform` does not need.
 
     Notes
     -----

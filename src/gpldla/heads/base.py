@@ -157,15 +157,9 @@ class Head(nn.Module, ABC):
         return self.adapt(support, labels, n_way, backbone=backbone)
 
     def leave_one_out(
-        self,
-        support: Tensor,
-        labels: Tensor,
-        n_way: int,
-        weights: Tensor | None,
-        posterior: Posterior,
-        *,
-        backbone: nn.Module | None = None,
-    ) -> Tensor:
+        self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None, posterior: Posterior,
+        *, backbone: nn.Module | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return log p(class | x_i, S without i) for each support example [n, ...]: [n, n_way].
 
         NaN for the only example of a class. The default adapts once per example; a head with a closed form
@@ -253,7 +247,7 @@ def create_head(name: str, feature_dim: int | tuple[int, int, int] | None = None
     return _HEADS[name](feature_dim, **options)
 
 
-def require_feature_dim(name: str, feature_dim: Size | None) -> Size:
+def require_dim(name: str, feature_dim: Size | None) -> Size:
     """Return feature_dim, or raise a `UserError` where a head needs it and it is missing."""
     if feature_dim is None:
         raise UserError(f"Head {name!r} has one parameter per feature; give feature_dim.")

@@ -11,7 +11,7 @@ from gpldla.heads.base import (
     check_episode,
     class_one_hot,
     register_head,
-    require_feature_dim,
+    require_dim,
     unit_length,
 )
 from gpldla.heads.common.linear import LinearPosterior
@@ -43,9 +43,7 @@ class GPDKT(Head):
         self.kernel, self.noise = kernel, noise
         self.log_scale = nn.Parameter(torch.zeros(()))
         self.mean = nn.Parameter(torch.zeros(()))
-        self.batch_norm = (
-            _BatchNorm(require_feature_dim("gpdkt", feature_dim)) if kernel == "bncosine" else None
-        )
+        self.batch_norm = _BatchNorm(require_dim("gpdkt", feature_dim)) if kernel == "bncosine" else None
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None

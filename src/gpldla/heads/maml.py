@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from gpldla.heads.base import Head, Posterior, check_episode, register_head, require_feature_dim
+from gpldla.heads.base import Head, Posterior, check_episode, register_head, require_dim
 from gpldla.utils.errors import UserError, require_count, require_positive
 from gpldla.utils.modules import shared_copy
 
@@ -50,7 +50,7 @@ class MAML(Head):
         if not hasattr(ways, "__index__") or ways < 0 or ways == 1:
             raise UserError(f"ways must be 0 or a whole number of at least 2, not {ways!r}.")
         self.steps, self.step_size, self.first_order, self.ways = steps, step_size, first_order, ways
-        self.feature_dim = require_feature_dim("maml", feature_dim)
+        self.feature_dim = require_dim("maml", feature_dim)
         self.last_layer = nn.Linear(self.feature_dim, ways) if ways else None
 
     def adapt(

@@ -12,7 +12,7 @@ from gpldla.heads.base import (
     check_episode,
     class_one_hot,
     register_head,
-    require_feature_dim,
+    require_dim,
     unit_length,
 )
 from gpldla.utils.errors import require_count, require_positive
@@ -44,7 +44,7 @@ class MatchingNet(Head):
         require_count(read_steps=read_steps)
         self.scale = scale
         self.context = (
-            FullContext(require_feature_dim("matchingnet", feature_dim), read_steps) if full_context else None
+            FullContext(require_dim("matchingnet", feature_dim), read_steps) if full_context else None
         )
 
     def adapt(

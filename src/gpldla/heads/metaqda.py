@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from gpldla.heads.base import Head, Posterior, check_episode, register_head, require_feature_dim, unit_length
+from gpldla.heads.base import Head, Posterior, check_episode, register_head, require_dim, unit_length
 from gpldla.utils.errors import UserError
 
 
@@ -41,7 +41,7 @@ class MetaQDA(Head):
         if mix_identity and estimate != "map":
             raise UserError("mix_identity belongs to estimate='map'.")
         self.estimate, self.mix_identity, self.normalize = estimate, mix_identity, normalize
-        d = require_feature_dim("metaqda", feature_dim)
+        d = require_dim("metaqda", feature_dim)
         self.base_mean: Tensor
         self.register_buffer("base_mean", torch.zeros(d))
         self.m = nn.Parameter(torch.zeros(d))

@@ -6,14 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gpldla.heads.base import (
-    Head,
-    Posterior,
-    check_episode,
-    class_one_hot,
-    register_head,
-    require_feature_dim,
-)
+from gpldla.heads.base import Head, Posterior, check_episode, class_one_hot, register_head, require_dim
 
 FILTERS, HIDDEN = 64, 8
 VALUES_PER_CHUNK = 1 << 26  # of pairs of maps, in evaluation: bounds the memory
@@ -35,7 +28,7 @@ class RelationNet(Head):
     def __init__(self, feature_dim: int | tuple[int, int, int] | None = None) -> None:
         super().__init__()
         shape = (feature_dim, 1, 1) if isinstance(feature_dim, int) else feature_dim
-        channels, height, width = require_feature_dim("relationnet", shape)
+        channels, height, width = require_dim("relationnet", shape)
         blocks: list[nn.Module] = []
         inputs = 2 * channels
         padding = 1 if min(height, width) < MIN_MAP_SIDE else 0

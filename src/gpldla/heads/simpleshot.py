@@ -5,7 +5,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from gpldla.heads.base import Head, check_episode, register_head, require_feature_dim, unit_length
+from gpldla.heads.base import Head, check_episode, register_head, require_dim, unit_length
 from gpldla.heads.common.linear import LinearPosterior
 from gpldla.heads.common.nearest_mean import nearest_mean
 from gpldla.utils.errors import UserError
@@ -33,7 +33,7 @@ class SimpleShot(Head):
         self.transform = transform
         self.needs_base_mean = transform == "cl2n"
         self.base_mean: Tensor
-        self.register_buffer("base_mean", torch.zeros(require_feature_dim("simpleshot", feature_dim)))
+        self.register_buffer("base_mean", torch.zeros(require_dim("simpleshot", feature_dim)))
 
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
