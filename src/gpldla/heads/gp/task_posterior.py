@@ -11,7 +11,7 @@ from gpldla.heads.gp.coupled import CoupledPosterior
 from gpldla.heads.gp.linear_gp import LinearGPPosterior
 from gpldla.heads.gp.task_space import TaskSpace
 
-SPACE = ("center", "directions", "shrink")  # what a posterior's state keeps of its space
+SPACE = ("center", "directions", "shrink", "power")  # what a posterior's state keeps of its space
 
 
 @dataclass
