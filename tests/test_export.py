@@ -448,8 +448,8 @@ def model():
     torch.manual_seed(0)
     model = FewShotModel("conv4s", temperature=0.15)
     with torch.no_grad():  # as after training: BatchNorm has statistics
-        model.represent(torch.randn(64, 1, 28, 28))
-    return model
+        model.train().represent(torch.randn(64, 1, 28, 28))
+    return model.eval()
 
 
 @pytest.fixture(scope="module")

@@ -115,10 +115,10 @@ SHORT = {
     "backbone": "thumbnails",
     "ways": 4,
     "queries": 2,
-    "validation_episodes": 2,
-    "validation_ways": 4,
-    "validation_queries": 2,
-    "temperature_episodes": 2,
+    "validation.episodes": 2,
+    "validation.ways": 4,
+    "validation.queries": 2,
+    "validation.temperature_episodes": 2,
 }
 
 

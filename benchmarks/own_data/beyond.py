@@ -76,7 +76,7 @@ def measure_unknown(
                     scores.setdefault((title, "none_of_these"), []).append(classifier.none_of_these(both))
                 error = 1 - classifier.predict_proba(both).max(1)
                 scores.setdefault((title, "1 − largest probability"), []).append(error)
-                abstaining = AbstainingClassifier(classifier, max_error=MAX_ERROR)
+                abstaining = AbstainingClassifier(classifier, max_error=MAX_ERROR, prevalence=0)
                 proba = classifier.predict_proba(query)
                 right = proba.argmax(1) == cell.truth
                 kept[title].append(np.stack([abstaining.answered(query), right, proba.max(1)]))

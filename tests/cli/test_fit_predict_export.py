@@ -343,7 +343,7 @@ class TestFitRefuses:
         [
             ("efficientnet-lite", "; did you mean 'efficientnet-lite0'?"),
             ("all-minilm", "; did you mean 'all-minilm-l6-v2'?"),
-            ("resnet-900", f"; known are {', '.join(sorted([*KNOWN_MODELS, "letters"]))}."),
+            ("resnet-900", f"; known are {', '.join(sorted([*KNOWN_MODELS, 'letters']))}."),
         ],
     )
     def test_an_unknown_model(self, fails, photos, name, said):

@@ -37,8 +37,8 @@ def test_the_usual_ones_are_not_stored():
 class TestASetting:
     def test_travels_from_the_recipe_to_the_model_and_its_file(self, name, value, tmp_path):
         recipe = make_recipe({name: value})
-        assert make_recipe(recipe.flat()) == recipe
-        model = FewShotModel(recipe.backbone, recipe.head, **recipe.unusual_settings())
+        assert make_recipe(recipe.as_dict()) == recipe
+        model = FewShotModel(recipe.backbone, recipe.head.name, **recipe.unusual_settings())
         model.save(tmp_path)
         assert json.loads((tmp_path / "config.json").read_text())["preprocessing"][name] == value
         loaded = FewShotModel.from_pretrained(tmp_path)

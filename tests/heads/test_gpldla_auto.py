@@ -1,5 +1,6 @@
 """GPLDLA that fits its space and its β to the task: against GPLDLA, brute-force leave-one-out and scipy."""
 
+import copy
 import math
 
 import numpy as np
@@ -143,7 +144,7 @@ class TestTheChoiceOfBeta:
         scores = []
         for power in GRID:
             beta = torch.tensor(default_beta(20) * 2.0**power, dtype=torch.float64)
-            log_prob = head.leave_one_out_log_prob(support, labels, 3, None, beta)
+            log_prob = leave_one_out_at(beta, head, support, labels, 3)
             own = sum(log_prob[i, labels[i]].item() for i in range(6))  # the seventh is alone
             scores.append(own - (power * math.log(2) / PRIOR_WIDTH) ** 2 / 2)
         expected = default_beta(20) * math.exp(peak(scores))
@@ -152,9 +153,17 @@ class TestTheChoiceOfBeta:
     def test_leave_one_out_probabilities_sum_to_one_and_are_nan_where_there_are_none(self):
         support, labels, _, _ = random_episode([2, 4, 1], 3, 1, 20)
         beta = torch.tensor(0.9)
-        log_prob = create_head("gpldla-auto").eval().leave_one_out_log_prob(support, labels, 3, None, beta)
+        log_prob = leave_one_out_at(beta, create_head("gpldla-auto").eval(), support, labels, 3)
         torch.testing.assert_close(log_prob[:6].exp().sum(-1), torch.ones(6).double())
         assert log_prob[6].isnan().all()
+
+
+def leave_one_out_at(beta, head, support, labels, n_way):
+    """Return what the head says of each example without it, for another β than the one it chooses."""
+    fixed = copy.deepcopy(head)
+    fixed.auto_beta = False
+    fixed.log_beta.fill_(math.log(beta))
+    return fixed.leave_one_out(support, labels, n_way, None, fixed.adapt(support, labels, n_way))
 
 
 def peak(scores):
@@ -219,7 +228,7 @@ class TestLeaveOneOutAgainstRefits:
         held_scores, exact_scores, differences = [], [], []
         for power in GRID:
             beta = torch.tensor(default_beta(d) * 2.0**power, dtype=torch.float64)
-            held = head.leave_one_out_log_prob(support, labels, 5, None, beta)
+            held = leave_one_out_at(beta, head, support, labels, 5)
             _, own_var = refit_without_each(support, labels, beta.item())
             exact = quadrature(left_out.mean(beta), own_var)
             assert (held.exp() - exact.exp()).abs().max() < 0.01
@@ -242,7 +251,7 @@ class TestLeaveOneOutAgainstRefits:
         for power in (-1, 0, 1, 2):
             beta = default_beta(d) * 2.0**power
             mean, var = refit_without_each(support, labels, beta)
-            ours = head.leave_one_out_log_prob(support, labels, 5, None, torch.tensor(beta))
+            ours = leave_one_out_at(beta, head, support, labels, 5)
             assert (ours - quadrature(mean, var)).abs().max() < 0.1, power
 
     @pytest.mark.parametrize(("shots", "d", "ease"), [(2, 64, 4), (2, 512, 1), (5, 64, 1), (5, 256, 12)])

@@ -270,15 +270,3 @@ def _text(text: Any, place: int) -> str:
     except UnicodeEncodeError as error:
         raise UserError(f"texts[{place}] is no valid Unicode ({error}); decode it anew.") from None
     return str(text)  # a plain string, where it is one of NumPy's
-
-
-@contextmanager
-def evaluation_mode(network: nn.Module) -> Iterator[None]:
-    """Set a network to evaluation for a while, and each of its parts back to what it was."""
-    flags = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag

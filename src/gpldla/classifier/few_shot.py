@@ -183,11 +183,15 @@ class FewShotClassifier:
         self.task = self.task.to(device)
         return self
 
-    def save(self, file: str | Path, *, support: bool = True) -> None:
-        """Write one safetensors file; without the support examples nothing can be added later."""
+    def save(self, file: str | Path, *, support: bool = True, names: bool = True) -> None:
+        """Write one safetensors file.
+
+        support: keep the examples; without them nothing can be added, relabelled or removed later
+        names: keep what the examples are called, such as the paths of pictures
+        """
         from gpldla.classifier.file import save_classifier
 
-        save_classifier(self, Path(file), support=support)
+        save_classifier(self, Path(file), support=support, names=names)
 
     @classmethod
     def load(cls, file: str | Path) -> "FewShotClassifier":

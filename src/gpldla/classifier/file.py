@@ -25,7 +25,9 @@ MODEL = "model."  # before the names of the model's own tensors
 SUPPORT, LABELS = "support", "numbers"  # the names of the examples' rows and class indices in a file
 
 
-def save_classifier(classifier: FewShotClassifier, file: Path, *, support: bool = True) -> None:
+def save_classifier(
+    classifier: FewShotClassifier, file: Path, *, support: bool = True, names: bool = True
+) -> None:
     """Write a classifier: class names, posterior, support examples, and the model.
 
     A network whose weights come with an installed package is named, with its fingerprint; the weights of any
@@ -48,7 +50,7 @@ def save_classifier(classifier: FewShotClassifier, file: Path, *, support: bool 
     novelty = task.novelty
     if task.examples is not None and support:
         tensors |= {SUPPORT: task.examples.rows, LABELS: task.examples.labels}
-        if task.examples.names is not None:
+        if names and task.examples.names is not None:
             info["items"] = list(task.examples.names)
     elif task.examples is not None and task.posterior.has_novelty:
         novelty = task.calibrate_novelty()
