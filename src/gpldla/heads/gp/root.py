@@ -6,7 +6,7 @@ from torch import Tensor
 from gpldla.heads.base import can_read_values, unit_length
 
 ROOT = 0.75
-SMALLEST = 1e-20  # entries of unit rows below it grow linearly, so that the slope at 0 is finite
+SMALLEST = 1e-8  # entries of unit rows below it grow linearly, so that the slope at 0 is 100, not infinite
 
 
 def root_power(features: Tensor) -> Tensor | None:
