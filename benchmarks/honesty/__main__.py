@@ -18,7 +18,7 @@ from gpldla.utils.provenance import provenance
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "docs" / "methods" / "gpldla-auto.md", ROOT / "docs" / "own-data.md")
 SHOTS = (1, 2, 5, 10)
-TASKS = {5: 200, 20: 40}  # by the number of classes
+TASKS = {5: 200, 20: 40}  # of one shot, by the number of classes; a quarter of them of more shots
 SPECIAL = {"two classes": (1, 1), "unequal shots": (1, 5, 1, 5, 1), "a duplicated example": (1, 1, 1, 1, 1)}
 
 
@@ -53,9 +53,11 @@ def main() -> None:
         cells = [("equal", (shots,) * ways) for ways in TASKS for shots in options.shots] + [*SPECIAL.items()]
         with reporter.bar(name, len(cells)) as advance:
             for kind, shots in cells:
-                drawn = list(draw(y, shots, tasks.get(len(shots), tasks[5]), twice="duplicated" in kind))
+                count = tasks.get(len(shots), tasks[5]) // (1 if max(shots) == 1 else 4)
+                drawn = list(draw(y, shots, max(1, count), twice="duplicated" in kind))
                 facts = {"domain": name, "kind": kind, "ways": len(shots), "shots": shots[0]}
-                rows += [{**facts, **row} for row in (measure(X, drawn, min(shots)) if drawn else [])]
+                measured = measure(X, drawn, min(shots), len(shots)) if drawn else []
+                rows += [{**facts, **row} for row in measured]
                 advance(1)
         results = {"command": command, **provenance("cpu"), "tasks": [*tasks.values()], "rows": rows}
         write_atomically(options.json, (json.dumps(results, indent=1) + "\n").encode())

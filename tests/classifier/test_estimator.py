@@ -7,6 +7,7 @@ import warnings
 import joblib
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.base import clone
