@@ -47,6 +47,7 @@ def main() -> None:
         command += f" --shots {' '.join(map(str, options.shots))}"
     tasks = {ways: max(2, round(options.tasks * count)) for ways, count in TASKS.items()}
     rows: list[Numbers] = []
+    where = provenance("cpu")
     reporter = Reporter(Console(stderr=True))
     for name in options.only:
         X, y = features(name, options.features)
@@ -59,7 +60,7 @@ def main() -> None:
                 measured = measure(X, drawn, min(shots), len(shots)) if drawn else []
                 rows += [{**facts, **row} for row in measured]
                 advance(1)
-        results = {"command": command, **provenance("cpu"), "tasks": [*tasks.values()], "rows": rows}
+        results = {"command": command, **where, "tasks": [*tasks.values()], "rows": rows}
         write_atomically(options.json, (json.dumps(results, indent=1) + "\n").encode())
     for name, lines in tables(results).items():
         print(f"{name}\n\n" + "\n".join(lines), end="\n\n")

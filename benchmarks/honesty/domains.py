@@ -5,6 +5,7 @@ import io
 import re
 import zipfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,7 @@ def glyphs() -> Classes:
 
 def diseases() -> Classes:
     """Return the descriptions of ICD-10-CM's categories by chapter."""
-    import simple_icd_10_cm as icd
-
+    icd = import_module("simple_icd_10_cm")
     chapters: dict[str, set[str]] = {}
     for code in icd.get_all_codes():
         if icd.is_category(code) and len(code) == 3:

@@ -364,6 +364,14 @@ class TestTheChosenBeta:
         clf = GPLDLAClassifier(center=False).fit(X, y)
         assert clf.beta_ == pytest.approx(3 / d**0.25, rel=1e-6)
 
+    def test_says_what_it_comes_from(self):
+        X, y, _, _ = make_task(5, 1)
+        clf = GPLDLAClassifier().fit(X, y)
+        assert clf.prior_source_ == "single examples"
+        assert clf.fit(np.tile(X, (2, 1)), np.tile(y, 2)).prior_source_ == "single examples"  # copies
+        assert clf.fit(*make_task(5, 2)[:2]).prior_source_ == "measured"
+        assert GPLDLAClassifier(beta=1.0).fit(X, y).prior_source_ == "given"
+
     @pytest.mark.parametrize("apart", [0.3, 1.0, 3.0])
     def test_predicts_each_example_best_from_the_others(self, apart):
         X, y, _, _ = make_task(4, 6, apart=apart)

@@ -18,12 +18,13 @@ from gpldla.heads.base import (
     register_head,
     unit_length,
 )
-from gpldla.heads.gp.content import balanced_subset, content_keys, find_copies
+from gpldla.heads.gp.content import balanced_subset, content_keys, merge_copies
 from gpldla.heads.gp.coupled import CoupledPosterior
-from gpldla.heads.gp.function_space import newton_step
 from gpldla.heads.gp.leave_one_out import LooStats, leave_one_out
-from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGPPosterior, Mode, Predictive, absent_classes
+from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGPPosterior, Predictive, absent_classes
+from gpldla.heads.gp.peak import parabola_peak
 from gpldla.heads.gp.predictive import quadrature
+from gpldla.heads.gp.refinement import refine_mode
 from gpldla.heads.gp.root import root_power, rooted
 from gpldla.heads.gp.rows import Rows
 from gpldla.heads.gp.strangers import beta_of_left_out, beta_of_single_examples
@@ -41,9 +42,9 @@ from gpldla.utils.errors import UserError
 
 Covariance = Literal["diag", "full"]
 
-# Without a centre β₀ is DEFAULT_SCALE / d^¼, in the middle between logits of the same scale and logits of the
-# same noise in any dimension; with one it is measured, see `gp/strangers.py`. PRIOR_WIDTH is how far (in log β)
-# a task may be from it. Chosen on validation classes of photographs, on texts and on digits.
+# Without a centre β₀ is DEFAULT_SCALE / d^¼, in the middle between logits of the same scale and logits of
+# the same noise in any dimension; with one it is measured, see `gp/strangers.py`. PRIOR_WIDTH is how far (in
+# log β) a task may be from it. Chosen on validation classes of photographs, on texts and on digits.
 DEFAULT_SCALE, PRIOR_WIDTH = 3.0, 0.4
 GRID = range(-3, 5)  # powers of 2, around β₀, at which the likelihood is computed
 GRID_VALUES = 1 << 23  # of weights, at all β together
@@ -143,7 +144,10 @@ class GPLDLAAuto(GPLDLA):
         with torch.no_grad():
             beta = self.choose_beta(rows, member, space, labelled, statistics)
         beta_b = self.log_beta_b.exp().to(support.dtype)
-        return self.posterior_in_space(replace(space, power=power), labelled, beta, beta_b, statistics)
+        posterior = self.posterior_in_space(replace(space, power=power), labelled, beta, beta_b, statistics)
+        if self.auto_beta and not torch.compiler.is_compiling():
+            posterior.from_single_examples = bool(_all_single(member).all())
+        return posterior
 
     def adapt_weighted(
         self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None, **_: object
@@ -165,7 +169,7 @@ class GPLDLAAuto(GPLDLA):
     ) -> TaskPosterior:
         """Return the posterior for features that are in the task's space already, and a given prior."""
         lda = self.mode_at(statistics or self.class_statistics(labelled), labelled, beta)
-        mode = self._refine(labelled, lda, beta, beta_b) if self.map_steps else lda
+        mode = refine_mode(labelled, lda, beta, beta_b, self.map_steps) if self.map_steps else lda
         diagonal = self.laplace_at(mode, labelled, beta, beta_b)
         coupled = None
         if self.covariance == "full":
@@ -173,7 +177,7 @@ class GPLDLAAuto(GPLDLA):
         return TaskPosterior(space, diagonal, lda.w, beta.squeeze(-1) if beta.ndim else beta, coupled)
 
     def fit_space(self, support: Tensor, member: Tensor) -> TaskSpace:
-        """Find the centre and the shared covariance of features [..., n, d], raised to their power already."""
+        """Find the centre and the shared covariance of features [..., n, d], rooted already."""
         space = TaskSpace(normalize_first=self.normalize_first)
         z = self._before_centre(support)
         if self.center:
@@ -206,21 +210,9 @@ class GPLDLAAuto(GPLDLA):
     def _merged(
         self, support: Tensor, labels: Tensor, weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Merge copies within a class to one example with their weight.
-
-        Returns support, labels and weights, and for every row its place among them; None where rows stay.
-        """
         if not self.center or torch.compiler.is_compiling() or labels.shape[-1] < 2:
             return support, labels, weights, None
-        earliest = find_copies(support.detach(), labels)
-        if earliest is None:
-            return support, labels, weights, None
-        weights = torch.ones_like(labels, dtype=support.dtype) if weights is None else weights.to(support)
-        weights = torch.zeros_like(weights).scatter_add_(-1, earliest, weights)
-        if labels.ndim > 1:  # of a batch no rows can go: they stay with weight 0
-            return support, labels, weights, earliest
-        kept = earliest == torch.arange(len(labels), device=labels.device)
-        return support[kept], labels[kept], weights[kept], (kept.cumsum(0) - 1)[earliest]
+        return merge_copies(support, labels, weights)
 
     def choose_beta(
         self,
@@ -233,7 +225,7 @@ class GPLDLAAuto(GPLDLA):
         """Return β, a number, or with "auto" one a task [..., 1]."""
         if not self.auto_beta:
             return self.log_beta.exp().to(support.dtype)
-        single = ((member > 0).sum(-2) <= 1).all(-1)  # [...]
+        single = _all_single(member)
         if self.center and bool(single.all()):
             return self._single_beta(support, member).unsqueeze(-1)
         n = support.shape[-2]
@@ -249,7 +241,7 @@ class GPLDLAAuto(GPLDLA):
             labelled = self.labelled(space(support), member, member.sum(-1))
             statistics = self.class_statistics(labelled)
         left_out = self.left_out(support, member)
-        default = self._default_beta(support, member, left_out, single)  # β₀, [...] or a number
+        default = self._default_beta(support, member, left_out, single)  # β₀, [...]
         steps = torch.tensor([2.0**k for k in GRID], dtype=support.dtype, device=support.device)
         # All of the grid at once, [grid, ..., 1], where memory allows: most tasks are small.
         grid = (default.unsqueeze(-1) * steps).movedim(-1, 0).unsqueeze(-1)
@@ -258,7 +250,7 @@ class GPLDLAAuto(GPLDLA):
         score = torch.cat([self._loo_score(labelled, statistics, left_out, part) for part in parts])
         # The log likelihood of all left-out examples plus the log prior of β, [..., grid]
         score = score.movedim(0, -1) - 0.5 * (steps.log() / PRIOR_WIDTH) ** 2
-        return _best(score, (default.unsqueeze(-1) * steps).log()).exp().unsqueeze(-1)
+        return parabola_peak(score, (default.unsqueeze(-1) * steps).log()).exp().unsqueeze(-1)
 
     def _default_beta(self, support: Tensor, member: Tensor, left_out: LooStats, single: Tensor) -> Tensor:
         """Return β₀ [...], the centre of the prior of β."""
@@ -372,41 +364,6 @@ class GPLDLAAuto(GPLDLA):
         own = (log_prob.nan_to_num(neginf=0) * (labelled.member[..., ::every, :] > 0)).sum(-1)
         return (own * left_out.every_nth(every).counted).sum(-1)
 
-    def _refine(self, support: LabelledFeatures, mode: Mode, beta: Tensor, beta_b: Tensor) -> Mode:
-        """Take Newton steps towards the true mode, none of which lowers Eq. 9.
-
-        They start on the way from 0 to the LDA surrogate, where Eq. 9 is largest: the surrogate itself has
-        the norm of a draw from the prior and fits the support so well that no curvature is left there.
-        """
-        beta2, beta_b2 = beta.unsqueeze(-1) ** 2, beta_b.unsqueeze(-1) ** 2
-        K = beta2 * support.phi.gram() + beta_b2
-        y = (support.member > 0).to(K.dtype)
-        absent = (support.counts == 0).unsqueeze(-2)
-        weights = support.member.sum(-1, keepdim=True)
-        # Newton's step is too long where the logits are far from the labels: the best of a few lengths.
-        t = (
-            torch.tensor([0.0, *(0.5**k for k in range(8))]).to(K).view(-1, *(1,) * mode.b.ndim)
-        )  # [9, ..., 1]
-
-        logits = support.phi.dot
-
-        def move(w: Tensor, b: Tensor, to_w: Tensor, to_b: Tensor) -> tuple[Tensor, Tensor]:
-            """Go from (w, b) by the best length of the step (to_w, to_b)."""
-            tried = logits(w, b) + t.unsqueeze(-1) * logits(to_w, to_b)  # [9, ..., n, C]
-            fit = (tried.masked_fill(absent, -torch.inf).log_softmax(-1).nan_to_num(neginf=0) * y).sum(-1)
-            w_norm2 = w.square().sum(-1) + t * 2 * (w * to_w).sum(-1) + t.square() * to_w.square().sum(-1)
-            prior = w_norm2 / beta2.squeeze(-1) + (b + t * to_b).square() / beta_b2.squeeze(-1)
-            value = (fit * weights.squeeze(-1)).sum(-1) - 0.5 * prior.sum(-1)  # Eq. 9, [9, ...]
-            best = t.flatten()[value.nan_to_num(-torch.inf).argmax(0)].unsqueeze(-1)  # [..., 1]
-            return w + best.unsqueeze(-1) * to_w, b + best * to_b
-
-        w, b = move(torch.zeros_like(mode.w), torch.zeros_like(mode.b), mode.w, mode.b)
-        for _ in range(self.map_steps):
-            a = newton_step(K, logits(w, b), y, absent, weights).nan_to_num(0, 0, 0)
-            next_w, next_b = beta2 * support.phi.weighted_sum(a), beta_b2.squeeze(-1) * a.sum(-2)
-            w, b = move(w, b, next_w - w, next_b - b)
-        return Mode(w, b, mode.sigma2)
-
     @property
     def normalize_first(self) -> bool:
         """Whether rows are brought to unit length before they are centred or whitened."""
@@ -432,6 +389,11 @@ def _weighted_one_hot(labels: Tensor, n_way: int, weights: Tensor | None, dtype:
     return member if weights is None else member * weights.unsqueeze(-1)
 
 
+def _all_single(member: Tensor) -> Tensor:
+    """Return whether no class has a second example, [..., n, C] → [...]."""
+    return ((member > 0).sum(-2) <= 1).all(-1)
+
+
 def _loo_log_prob(phi: Rows, diagonal: LinearGPPosterior, left_out: LooStats, beta: Tensor) -> Tensor:
     """Return log p(class | x_i, S without i), [..., n, C].
 
@@ -455,12 +417,3 @@ def _as_tensor(metric: Any) -> Tensor:
 def default_beta(feature_dim: int) -> float:
     """Return β₀ for features that are not centred: it does well on single shots of most of them."""
     return float(DEFAULT_SCALE / feature_dim**0.25)
-
-
-def _best(score: Tensor, at: Tensor) -> Tensor:
-    """Return where the parabola through the largest value and its neighbours peaks: [..., k] twice → [...]."""
-    middle = score.argmax(-1, keepdim=True).clamp(1, score.shape[-1] - 2)
-    left, centre, right = (score.gather(-1, middle + offset).squeeze(-1) for offset in (-1, 0, 1))
-    bend = (left - 2 * centre + right).clamp(max=-1e-9)
-    offset = (0.5 * (left - right) / bend).clamp(-1, 1)
-    return at.gather(-1, middle).squeeze(-1) + offset * (at[..., 1] - at[..., 0])

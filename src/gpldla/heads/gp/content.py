@@ -1,4 +1,4 @@
-"""Examples by their content: copies are merged, and the order in which they were given makes no difference."""
+"""Examples by their content: copies are merged, and the order that they are given in does not matter."""
 
 import math
 
@@ -13,7 +13,7 @@ BLOCK = 8  # examples of a class that stay together: of classes with two example
 
 
 def content_keys(features: Tensor) -> Tensor:
-    """Return a number per row, [..., n, d] → float64 [..., n]: the projection of the unit row on a fixed vector."""
+    """Return the projection of each unit row on a fixed vector, [..., n, d] → float64 [..., n]."""
     d = features.shape[-1]
     direction = torch.randn(d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     direction = direction.to(features.device)
@@ -46,6 +46,25 @@ def find_copies(features: Tensor, labels: Tensor) -> Tensor | None:
     return (
         torch.empty_like(flat_order).scatter_(-1, flat_order, earliest.gather(-1, group)).view(labels.shape)
     )
+
+
+def merge_copies(
+    features: Tensor, labels: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Merge equal rows of a class to one row with their weight, [..., n, d], [..., n], [..., n].
+
+    Returns features, labels and weights, and for every row its place [..., n] among them: None where all
+    differ. A batch keeps its rows; those that were merged into others have weight 0.
+    """
+    earliest = find_copies(features.detach(), labels)
+    if earliest is None:
+        return features, labels, weights, None
+    weights = torch.ones_like(labels, dtype=features.dtype) if weights is None else weights.to(features)
+    weights = torch.zeros_like(weights).scatter_add_(-1, earliest, weights)
+    if labels.ndim > 1:
+        return features, labels, weights, earliest
+    kept = earliest == torch.arange(len(labels), device=labels.device)
+    return features[kept], labels[kept], weights[kept], (kept.cumsum(0) - 1)[earliest]
 
 
 def class_order(labels: Tensor, keys: Tensor | None) -> Tensor:
