@@ -19,9 +19,9 @@ def tables(results: Numbers) -> dict[str, list[str]]:
         "all shots": _summaries(cells),
         "how": [
             f"`{results['command']}`, commit {results['commit']}, {results['device']}:"
-            f" {results['tasks'][0]} one-shot tasks of 5 or 2 classes and {results['tasks'][1]} of 20, a quarter"
-            " of them with more shots, and of these 15 % for logistic regression with C by cross-validation and"
-            " LDA (5-way only);"
+            f" {results['tasks'][0]} one-shot tasks of 5 or 2 classes and {results['tasks'][1]} of 20,"
+            " a quarter of them with more shots, and of these 15 % for LDA and logistic regression with C by"
+            " cross-validation (5-way only);"
             f" standard deviation of GPLDLA's ECE over bootstrap samples of tasks:"
             f" {_noise(results['rows']):.1f} points on average."
         ],

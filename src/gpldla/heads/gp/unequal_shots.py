@@ -29,7 +29,7 @@ def mean_shrinkage(support: LabelledFeatures, norms2: Tensor) -> Tensor:
     several = (shots > 1 + 1e-6).to(counts.dtype)
     products = ((counts.square() * norms2 - (member.square() * length2).sum(-2)) * several).sum(-1)
     pairs = ((counts.square() - squares) * several).sum(-1)
-    rho = (products / positive(pairs * mean_length2)).clamp(LEAST_COSINE, 1).unsqueeze(-1)
+    rho = (products / positive(pairs * mean_length2)).clamp_min(LEAST_COSINE).clamp_max(1.0).unsqueeze(-1)
     s = shots * rho / (1 + (shots - 1) * rho)
     s = s / (s.sum(-1, keepdim=True) / positive(present.sum(-1, keepdim=True).to(s)))
     largest = shots.amax(-1, keepdim=True)
