@@ -178,7 +178,7 @@ class TestRoundTrip:
     def test_options_of_the_head_come_back(self, file, options):
         classifier = fitted(options=options, backbone="conv4s")
         without = fitted(backbone="conv4s").predict_proba(QUERIES)
-        assert np.abs(classifier.predict_proba(QUERIES) - without).max() > 1e-3  # the option matters
+        assert np.abs(classifier.predict_proba(QUERIES) - without).max() > 5e-4  # the option matters
         classifier.save(file)
         loaded = FewShotClassifier.load(file)
         assert loaded.model.head_options == options

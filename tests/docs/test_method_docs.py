@@ -13,6 +13,7 @@ import torch
 
 from gpldla.heads import base as heads_base
 from gpldla.heads import create_head, gpldla_auto, head_class, head_options, list_heads
+from gpldla.heads.gp import strangers
 from gpldla.testing import HeadContract, random_episode
 from gpldla.training import run as training
 from gpldla.training.methods import methods
@@ -141,6 +142,8 @@ def test_files_of_the_code_that_are_named_exist(file):
 def test_the_numbers_that_gpldla_auto_chooses_beta_by_are_those_of_the_code():
     formulas = section(PAGES["gpldla-auto"], "Formulas")
     assert f"β₀ = {gpldla_auto.DEFAULT_SCALE:g} / d^¼" in formulas
+    assert f"β₀ = {strangers.LOGIT_SCALE:g} · N^{{1/3}}" in formulas
+    assert f"({strangers.PRIOR_FREEDOM:g} · {strangers.PRIOR_LIKENESS:g}/√d + ν σ̂²)" in formulas
     assert f"½ (log(β/β₀) / {gpldla_auto.PRIOR_WIDTH:g})²" in formulas
     assert f"for k from −{-gpldla_auto.GRID[0]} to {gpldla_auto.GRID[-1]};" in formulas
     assert f"Of more than {gpldla_auto.MAX_LEFT_OUT} examples" in formulas

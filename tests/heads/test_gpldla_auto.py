@@ -9,8 +9,10 @@ import torch
 from scipy.optimize import minimize
 
 from gpldla.heads import create_head, gpldla_auto
-from gpldla.heads.base import class_one_hot
+from gpldla.heads.base import class_one_hot, unit_length
+from gpldla.heads.gp.content import class_order, content_keys
 from gpldla.heads.gp.predictive import quadrature
+from gpldla.heads.gp.strangers import beta_of_left_out, beta_of_single_examples
 from gpldla.heads.gpldla_auto import GRID, PRIOR_WIDTH, default_beta
 from gpldla.testing import HeadContract, random_episode
 from gpldla.utils.errors import UserError
@@ -101,7 +103,7 @@ def test_without_a_space_and_with_a_number_for_beta_it_is_gpldla(normalize, prio
 
 
 def test_a_number_for_beta_in_the_space_of_a_task_is_gpldla_there():
-    support, labels, query, _ = random_episode([1, 4, 2], 3, 3, 12)
+    support, labels, query, _ = random_episode(3, 3, 3, 12)
     ours = adapted(support, labels, 3, beta=0.8)
     with torch.no_grad():
         theirs = create_head("gpldla", beta=0.8).eval().adapt(ours.space(support), labels, 3)
@@ -112,11 +114,17 @@ def test_a_number_for_beta_in_the_space_of_a_task_is_gpldla_there():
 class TestTheChoiceOfBeta:
     @pytest.mark.parametrize("d", [2, 64, 512, 2000])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_single_shots_leave_the_default(self, d, dtype):
+    def test_single_shots_leave_what_strangers_say(self, d, dtype):
         support, labels, _, _ = random_episode(1, 5, 1, d, dtype=dtype, batch=(3,))
-        for beta in adapted(support, labels, 5).beta:
-            assert beta.item() == pytest.approx(3 / d**0.25, rel=1e-6)
-        assert default_beta(d) == 3 / d**0.25
+        for features, beta in zip(support, adapted(support, labels, 5).beta):
+            rows = unit_length(unit_length(features) ** 0.75)
+            expected = beta_of_single_examples(rows, class_one_hot(labels[0], 5, dtype), whiten=True)
+            assert beta.item() == pytest.approx(expected.item(), rel=1e-5)
+
+    def test_without_a_centre_single_shots_leave_the_default(self):
+        support, labels, _, _ = random_episode(1, 5, 1, 64)
+        assert adapted(support, labels, 5, center=False).beta.item() == pytest.approx(default_beta(64))
+        assert default_beta(64) == 3 / 64**0.25
 
     def test_easy_tasks_have_a_larger_beta_than_labels_of_noise(self):
         easy, labels = gaussian_task(10, 64, ease=4)
@@ -127,8 +135,9 @@ class TestTheChoiceOfBeta:
     def test_examples_that_contradict_each_other_have_the_smallest_beta_of_the_grid(self):
         support, _ = gaussian_task(1, 16, ease=1, ways=60)
         labels = torch.arange(2).repeat_interleave(60)
-        beta = adapted(support.repeat(2, 1), labels, 2).beta.item()  # each in both classes
-        assert beta == pytest.approx(default_beta(16) * 2.0 ** min(GRID), rel=1e-6)
+        support = support.repeat(2, 1)  # each in both classes
+        default = prior_beta(create_head("gpldla-auto").eval(), support, labels, 2)
+        assert adapted(support, labels, 2).beta.item() == pytest.approx(default * 2.0 ** min(GRID), rel=1e-6)
 
     def test_parts_of_the_grid_give_what_the_grid_gives_at_once(self, monkeypatch):
         support, labels, _, _ = random_episode([2, 4, 1], 3, 1, 20, batch=(2,))
@@ -141,13 +150,13 @@ class TestTheChoiceOfBeta:
     def test_it_is_the_peak_of_likelihood_and_prior(self, priors):
         support, labels, _, _ = random_episode([2, 4, 1], 3, 1, 20, nonnegative=False)
         head = create_head("gpldla-auto", priors=priors).eval()
-        scores = []
+        default, scores = prior_beta(head, support, labels, 3), []
         for power in GRID:
-            beta = torch.tensor(default_beta(20) * 2.0**power, dtype=torch.float64)
+            beta = torch.tensor(default * 2.0**power, dtype=torch.float64)
             log_prob = leave_one_out_at(beta, head, support, labels, 3)
             own = sum(log_prob[i, labels[i]].item() for i in range(6))  # the seventh is alone
             scores.append(own - (power * math.log(2) / PRIOR_WIDTH) ** 2 / 2)
-        expected = default_beta(20) * math.exp(peak(scores))
+        expected = default * math.exp(peak(scores))
         assert head.adapt(support, labels, 3).beta.item() == pytest.approx(expected, rel=1e-6)
 
     def test_leave_one_out_probabilities_sum_to_one_and_are_nan_where_there_are_none(self):
@@ -156,6 +165,12 @@ class TestTheChoiceOfBeta:
         log_prob = leave_one_out_at(beta, create_head("gpldla-auto").eval(), support, labels, 3)
         torch.testing.assert_close(log_prob[:6].exp().sum(-1), torch.ones(6).double())
         assert log_prob[6].isnan().all()
+
+
+def prior_beta(head, support, labels, n_way):
+    """Return β₀ of signed features."""
+    member = class_one_hot(labels, n_way, support.dtype)
+    return beta_of_left_out(head.left_out(support, member), member, support.shape[-1]).item()
 
 
 def leave_one_out_at(beta, head, support, labels, n_way):
@@ -207,9 +222,16 @@ def own(log_prob, labels):
     return log_prob.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
 
+@pytest.fixture
+def without_shrunk_means(monkeypatch):
+    """Leave class means of unequal shots as they are: leaving one out makes up for lengths in its own way."""
+    monkeypatch.setattr(gpldla_auto, "mean_shrinkage", lambda _, norms2: torch.ones_like(norms2))
+
+
 SHOTS_AND_DIMENSIONS = [(2, 64), (2, 256), (2, 512), (5, 64), (5, 512)]
 
 
+@pytest.mark.usefixtures("without_shrunk_means")
 class TestLeaveOneOutAgainstRefits:
     """What β is chosen by, against n heads that are fitted without one example each.
 
@@ -226,8 +248,9 @@ class TestLeaveOneOutAgainstRefits:
         head = create_head("gpldla-auto").eval()
         left_out = head.left_out(support, class_one_hot(labels, 5, torch.float64))
         held_scores, exact_scores, differences = [], [], []
+        default = prior_beta(head, support, labels, 5)
         for power in GRID:
-            beta = torch.tensor(default_beta(d) * 2.0**power, dtype=torch.float64)
+            beta = torch.tensor(default * 2.0**power, dtype=torch.float64)
             held = leave_one_out_at(beta, head, support, labels, 5)
             _, own_var = refit_without_each(support, labels, beta.item())
             exact = quadrature(left_out.mean(beta), own_var)
@@ -239,7 +262,7 @@ class TestLeaveOneOutAgainstRefits:
         assert 0 < max(differences) < 0.1
         assert max(differences[GRID.index(0) :]) < 0.03
         assert head.adapt(support, labels, 5).beta.item() == pytest.approx(
-            default_beta(d) * math.exp(peak(held_scores)), rel=1e-6
+            default * math.exp(peak(held_scores)), rel=1e-6
         )
         assert abs(peak(held_scores) - peak(exact_scores)) < 0.06
 
@@ -258,12 +281,13 @@ class TestLeaveOneOutAgainstRefits:
     def test_beta_is_near_the_best_of_a_fine_grid_of_refits(self, shots, d, ease):
         support, labels = gaussian_task(shots, d, ease)
         chosen = adapted(support, labels, 5).beta.item()
+        default = prior_beta(create_head("gpldla-auto").eval(), support, labels, 5)
 
         def score(beta):
             log_p = own(quadrature(*refit_without_each(support, labels, beta)), labels).sum().item()
-            return log_p - (math.log(beta / default_beta(d)) / PRIOR_WIDTH) ** 2 / 2
+            return log_p - (math.log(beta / default) / PRIOR_WIDTH) ** 2 / 2
 
-        far = [default_beta(d) * 2.0**power for power in GRID]
+        far = [default * 2.0**power for power in GRID]
         near = [chosen * 2 ** (step / 10) for step in range(-6, 7)]
         best = max(far + near, key=score)
         assert abs(math.log(chosen / best)) < 0.15
@@ -311,12 +335,13 @@ class TestWeights:
     def test_means_are_weighted_means_also_where_the_weights_of_a_class_sum_to_less_than_one(self):
         support, labels, _, _ = random_episode([2, 3, 1], 3, 1, 12)
         weights = torch.tensor([0.5, 0.2, 1.0, 1.0, 0.5, 0.3]).double()
-        posterior = adapted(support, labels, 3, weights=weights)
+        posterior = adapted(support, labels, 3, weights=weights)  # each mean shrunk by its own factor
         phi = torch.from_numpy(features_seen(posterior, support))
         for j in range(3):
             share = weights[labels == j] / weights[labels == j].sum()
             mu = posterior.diagonal.weight_mean[j] * posterior.diagonal.sigma2
-            torch.testing.assert_close(mu, share @ phi[labels == j])
+            mean = share @ phi[labels == j]
+            torch.testing.assert_close(mu / mu.norm(), mean / mean.norm())
 
     @pytest.mark.parametrize("copies", [2, 3, 4])
     def test_copies_of_one_example_a_class_are_that_example_with_a_weight(self, copies):
@@ -562,11 +587,38 @@ class TestManyExamples:
         """β is that of every second eight of each class, in whatever order the classes come."""
         support, labels, _, _ = random_episode(16, 4, 1, 32, nonnegative=False)
         order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
-        half = torch.cat([order[labels[order] == j][:8] for j in range(4)])
+        support = support[order]  # within a class their content decides which come first
+        labels = labels[order]
+        by_content = class_order(labels, content_keys(support))
+        half = torch.cat([by_content[labels[by_content] == j][:8] for j in range(4)])
         expected = adapted(support[half], labels[half], 4).beta
         choose_with(32, 32)
+        torch.testing.assert_close(adapted(support, labels, 4).beta, expected)
         torch.testing.assert_close(adapted(support[order], labels[order], 4).beta, expected)
+        choose_with(64, 32)
         assert (adapted(support, labels, 4).beta - expected).abs() > 1e-3
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_the_order_of_examples_does_not_matter_from_256_on(self, dtype):
+        support, labels, query, _ = random_episode(150, 4, 3, 24, dtype=dtype)
+        order = torch.randperm(600, generator=torch.Generator().manual_seed(0))
+        given, shuffled = adapted(support, labels, 4), adapted(support[order], labels[order], 4)
+        tolerance = 1e-4 if dtype == torch.float32 else 1e-9
+        torch.testing.assert_close(shuffled.beta, given.beta, rtol=tolerance, atol=0)
+        torch.testing.assert_close(
+            shuffled.log_prob(query), given.log_prob(query), rtol=0, atol=10 * tolerance
+        )
+
+    def test_a_weight_is_as_many_copies_from_256_on(self):
+        support, labels, query, _ = random_episode(100, 3, 3, 24)
+        times = torch.randint(1, 4, (300,), generator=torch.Generator().manual_seed(0))
+        many = torch.arange(300).repeat_interleave(times)[torch.randperm(int(times.sum()))]
+        weighted, copies = (
+            adapted(support, labels, 3, weights=times.double()),
+            adapted(support[many], labels[many], 3),
+        )
+        torch.testing.assert_close(weighted.beta, copies.beta, rtol=1e-9, atol=0)
+        torch.testing.assert_close(weighted.log_prob(query), copies.log_prob(query), rtol=0, atol=1e-8)
 
     @pytest.mark.parametrize("ways", [2, 4])
     def test_the_order_of_classes_does_not_matter_where_some_are_scored(self, choose_with, ways):
@@ -605,7 +657,7 @@ class TestManyExamples:
 
 class TestMetric:
     def test_a_rotation_changes_no_mean_logit(self):
-        support, labels, query, _ = random_episode([3, 1, 4], 3, 3, 10)
+        support, labels, query, _ = random_episode([3, 1, 4], 3, 3, 10, nonnegative=False)
         rotation = torch.linalg.qr(torch.randn(10, 10, generator=torch.Generator().manual_seed(0)).double())[
             0
         ]
@@ -675,3 +727,41 @@ def test_every_predictive_answers_in_the_space_of_the_task(predictive):
     torch.manual_seed(0)
     p = adapted(support, labels, 3, predictive=predictive, n_samples=20_000).log_prob(query).exp()
     assert (p - exact).abs().max() < (0.2 if predictive == "probit" else 0.02)
+
+
+class TestGuards:
+    """What rounding leaves of zero is zero."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+    def test_identical_classes_have_the_prior(self, dtype, scale):
+        _, _, query, _ = random_episode(1, 2, 2, 16, dtype=dtype)
+        for n in (1, 2, 3):
+            rows = scale * torch.rand(n, 16, generator=torch.Generator().manual_seed(n)).to(dtype)
+            labels = torch.arange(2).repeat_interleave(n)
+            p = adapted(rows.repeat(2, 1), labels, 2).log_prob(query).exp()
+            torch.testing.assert_close(p, torch.full_like(p, 0.5), atol=1e-3, rtol=0)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_class_means_of_zero_have_the_prior(self, dtype):
+        _, _, query, _ = random_episode(1, 2, 2, 16, dtype=dtype)
+        rows = torch.randn(4, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+        support = torch.stack([rows[0], -rows[0], rows[1], -rows[1], rows[2], -rows[2]])
+        labels = torch.tensor([0, 0, 0, 0, 1, 1])
+        p = adapted(support, labels, 2).log_prob(query).exp()
+        torch.testing.assert_close(p[:, 0], torch.full_like(p[:, 0], 2 / 3), atol=0.04, rtol=0)
+
+
+def test_a_state_has_the_power_and_one_of_before_has_none():
+    support, labels, query, _ = random_episode(2, 3, 3, 12)
+    head = create_head("gpldla-auto").eval()
+    posterior = head.adapt(support, labels, 3)
+    state = posterior.state()
+    assert state["space.power"].item() == 0.75
+    assert torch.equal(head.restore(state).log_prob(query), posterior.log_prob(query))
+    before = {name: tensor for name, tensor in state.items() if name != "space.power"}
+    old = head.restore(before)
+    assert old.space.power is None
+    posterior.space.power = None
+    assert torch.equal(old.log_prob(query), posterior.log_prob(query))
+    assert "space.power" not in adapted(support - 1, labels, 3).state()

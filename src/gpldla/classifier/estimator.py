@@ -30,15 +30,17 @@ class GPLDLAClassifier(EstimatorAnswers):
 
     A Gaussian-process prior over linear classifiers, its MAP replaced by linear discriminant analysis whose
     scale the prior sets, and a Laplace posterior around it. By default nothing needs to be chosen: the
-    features are brought to unit length, centred and whitened within the classes, and the prior's scale is the
-    one under which each example is best predicted by the others.
+    features (raised to the power 3/4 if none is negative) are brought to unit length, centred and whitened
+    within the classes, and the prior's scale is the one under which each example is best predicted by the
+    others.
 
     Parameters
     ----------
     beta : float or "auto", default="auto"
         Standard deviation of the prior of each weight; larger means more confident. "auto" takes the value
-        with the largest leave-one-out predictive likelihood, in closed form, under a log-normal prior around
-        3 / n_features ** 0.25, which decides where each class has a single example.
+        with the largest leave-one-out predictive likelihood, in closed form, under a log-normal prior that
+        decides where each class has a single example. Its centre follows from how alike examples of different
+        classes are; where `center` is not "auto" it is 3 / n_features ** 0.25.
     beta_b : float, default=1.0
         Standard deviation of the prior of each bias.
     normalize : bool, default=True
@@ -87,6 +89,9 @@ class GPLDLAClassifier(EstimatorAnswers):
         The prior-norm-adjusted σ²*.
     beta_ : float
         The β that was used.
+    prior_source_ : {"measured", "single examples", "given"}
+        What `beta_` comes from: examples that are predicted by others of their class, single examples of each
+        class (how alike they are; a second example per class would measure it), or the parameter `beta`.
     center_ : ndarray of shape (n_features,) or None
         What is subtracted from the rows first, where `center` is "support" or a vector.
     temperature_ : float
@@ -278,6 +283,8 @@ class GPLDLAClassifier(EstimatorAnswers):
         diagonal, C = posterior.diagonal, len(classes)
         assert diagonal.sigma2 is not None
         self.beta_ = posterior.beta.item()
+        measured = "single examples" if posterior.from_single_examples else "measured"
+        self.prior_source_ = measured if isinstance(self.beta, str) else "given"
         self.coef_ = diagonal.weight_mean[:C].numpy()
         self.intercept_ = diagonal.bias_mean[:C].numpy()
         self.coef_var_ = diagonal.weight_var[:C].numpy()

@@ -14,6 +14,10 @@ from gpldla.utils.progress import Reporter, say
 if TYPE_CHECKING:
     from gpldla.classifier.model import FewShotModel
 
+SINGLE_EXAMPLES = (
+    "How certain the answers are is estimated from single examples; a second example per class would measure"
+    " it."
+)
 DEFAULT_MODELS = {"pictures": "efficientnet-lite0", "texts": "all-minilm-l6-v2"}
 
 
@@ -80,6 +84,8 @@ def fit(
     for table in fit_tables(summary):
         console.print(table)
     say(console, leave_one_out_line(summary))
+    if getattr(classifier.task.posterior, "from_single_examples", False):
+        say(console, SINGLE_EXAMPLES)
     say(console, f"Wrote {output}. Next: gpldla predict {output} {'IMAGES' if text is None else 'TEXTS'}")
 
 

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -11,29 +12,41 @@ from torch import Tensor, nn
 from gpldla.heads.base import (
     NoveltyScores,
     Posterior,
+    can_read_values,
     check_episode,
     class_one_hot,
     register_head,
     unit_length,
 )
+from gpldla.heads.gp.content import balanced_subset, content_keys, merge_copies
 from gpldla.heads.gp.coupled import CoupledPosterior
-from gpldla.heads.gp.function_space import newton_step
 from gpldla.heads.gp.leave_one_out import LooStats, leave_one_out
-from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGPPosterior, Mode, Predictive, absent_classes
+from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGPPosterior, Predictive, absent_classes
+from gpldla.heads.gp.peak import parabola_peak
 from gpldla.heads.gp.predictive import quadrature
+from gpldla.heads.gp.refinement import refine_mode
+from gpldla.heads.gp.root import root_power, rooted
 from gpldla.heads.gp.rows import Rows
+from gpldla.heads.gp.strangers import beta_of_left_out, beta_of_single_examples
 from gpldla.heads.gp.task_posterior import SPACE, TaskPosterior, nearest_cosine
-from gpldla.heads.gp.task_space import TaskSpace, mean_of_class_means, within_class_directions
+from gpldla.heads.gp.task_space import (
+    TaskSpace,
+    mean_of_class_means,
+    pooled_if_single,
+    within_class_directions,
+    zero_rounding_rows,
+)
+from gpldla.heads.gp.unequal_shots import mean_shrinkage
 from gpldla.heads.gpldla import GPLDLA, ClassStatistics
 from gpldla.utils.errors import UserError
 
 Covariance = Literal["diag", "full"]
 
-# Where no example can be left out β is DEFAULT_SCALE / d^¼, in the middle between logits of the same scale
-# and logits of the same noise in any dimension; PRIOR_WIDTH is how far (in log β) a task may be from it.
-# Chosen on validation classes of photographs, on texts and on digits, see docs/own-data.md.
+# Without a centre β₀ is DEFAULT_SCALE / d^¼, in the middle between logits of the same scale and logits of
+# the same noise in any dimension; with one it is measured, see `gp/strangers.py`. PRIOR_WIDTH is how far (in
+# log β) a task may be from it. Chosen on validation classes of photographs, on texts and on digits.
 DEFAULT_SCALE, PRIOR_WIDTH = 3.0, 0.4
-GRID = range(-3, 5)  # powers of 2, around the default, at which the likelihood is computed
+GRID = range(-3, 5)  # powers of 2, around β₀, at which the likelihood is computed
 GRID_VALUES = 1 << 23  # of weights, at all β together
 N_SCORED_EXAMPLES = 128  # about so many examples say how likely a β is: an even choice of them
 MAX_FOLDS = 10  # groups of classes that are left out in turn
@@ -46,8 +59,12 @@ class GPLDLAAuto(GPLDLA):
     """GPLDLA on features as they come from any network, without episodes to learn from.
 
     beta:       a number, or "auto": the β with the largest leave-one-out predictive likelihood of the
-                support set, under a log-normal prior around `default_beta` that decides for single shots
-    center:     subtract the mean of the class means of the unit features
+                support set, under a log-normal prior around β₀, which decides for single shots and which is
+                measured by how alike examples of different classes are, see `gp/strangers.py`
+    center:     subtract the mean of the class means of the unit features. Only with it features that are
+                nowhere negative are raised to the power ¾ first (not with a metric, which was learned
+                without it), β₀ is measured, class means of unequal shots are shrunk as their noise asks for,
+                and copies of an example count as one example with their weight
     whiten:     whiten by the covariance that the classes share, see `TaskSpace`
     covariance: "diag" is the paper's posterior, "full" the exact Laplace covariance
     map_steps:  Newton steps from the LDA estimate towards the true mode, which needs a larger β than the one
@@ -116,15 +133,21 @@ class GPLDLAAuto(GPLDLA):
         weights [..., n]: how often each example counts, such as 2 for one that stands for two
         """
         check_episode(support, labels, n_way)
+        support, labels, weights, _ = self._merged(support, labels, weights)
         member = _weighted_one_hot(labels, n_way, weights, support.dtype)
+        power = self.root_power(support)
+        rows = rooted(support, power)
         with torch.no_grad():  # of repeated eigenvalues there are no derivatives
-            space = self.fit_space(support, member)
-        labelled = self.labelled(space(support), member, weights)
+            space = self.fit_space(rows, member)
+        labelled = self.labelled(space(rows), member, weights)
         statistics = self.class_statistics(labelled)
         with torch.no_grad():
-            beta = self.choose_beta(support, member, space, labelled, statistics)
+            beta = self.choose_beta(rows, member, space, labelled, statistics)
         beta_b = self.log_beta_b.exp().to(support.dtype)
-        return self.posterior_in_space(space, labelled, beta, beta_b, statistics)
+        posterior = self.posterior_in_space(replace(space, power=power), labelled, beta, beta_b, statistics)
+        if self.auto_beta and not torch.compiler.is_compiling():
+            posterior.from_single_examples = bool(_all_single(member).all())
+        return posterior
 
     def adapt_weighted(
         self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None, **_: object
@@ -146,7 +169,7 @@ class GPLDLAAuto(GPLDLA):
     ) -> TaskPosterior:
         """Return the posterior for features that are in the task's space already, and a given prior."""
         lda = self.mode_at(statistics or self.class_statistics(labelled), labelled, beta)
-        mode = self._refine(labelled, lda, beta, beta_b) if self.map_steps else lda
+        mode = refine_mode(labelled, lda, beta, beta_b, self.map_steps) if self.map_steps else lda
         diagonal = self.laplace_at(mode, labelled, beta, beta_b)
         coupled = None
         if self.covariance == "full":
@@ -154,15 +177,42 @@ class GPLDLAAuto(GPLDLA):
         return TaskPosterior(space, diagonal, lda.w, beta.squeeze(-1) if beta.ndim else beta, coupled)
 
     def fit_space(self, support: Tensor, member: Tensor) -> TaskSpace:
-        """Find the centre and the shared covariance of features [..., n, d]."""
+        """Find the centre and the shared covariance of features [..., n, d], rooted already."""
         space = TaskSpace(normalize_first=self.normalize_first)
         z = self._before_centre(support)
         if self.center:
             space.center = mean_of_class_means(z, member)
         space.metric = None if self.metric is None else self.metric.to(z.dtype)
         if self.whiten:
-            space.directions, space.shrink = within_class_directions(self._through_metric(z), member)
+            spread = pooled_if_single(member) if self.center else member
+            space.directions, space.shrink = within_class_directions(self._through_metric(z), spread)
         return space
+
+    def class_statistics(self, support: LabelledFeatures) -> ClassStatistics:
+        """Return the class means, shrunk where shots are unequal, and their norms."""
+        statistics = super().class_statistics(support)
+        if not self.center:
+            return statistics
+        means = zero_rounding_rows(statistics.means, support.phi.norm2().mean(-1)[..., None, None])
+        norms2 = means.square().sum(-1)
+        equal = support.weights is None and can_read_values(support.counts)
+        if not (equal and bool((support.counts == support.counts[..., :1]).all())):
+            s = mean_shrinkage(support, norms2)
+            means, norms2 = means * s.unsqueeze(-1), norms2 * s.square()
+        return ClassStatistics(means, norms2, norms2.sum(-1, keepdim=True) / support.n_present())
+
+    def root_power(self, support: Tensor) -> Tensor | None:
+        """Return the power that features [..., n, d] are raised to first, [...]; None where it is 1."""
+        if not (self.normalize and self.center) or self.metric is not None:
+            return None
+        return root_power(support)
+
+    def _merged(
+        self, support: Tensor, labels: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        if not self.center or torch.compiler.is_compiling() or labels.shape[-1] < 2:
+            return support, labels, weights, None
+        return merge_copies(support, labels, weights)
 
     def choose_beta(
         self,
@@ -175,9 +225,13 @@ class GPLDLAAuto(GPLDLA):
         """Return β, a number, or with "auto" one a task [..., 1]."""
         if not self.auto_beta:
             return self.log_beta.exp().to(support.dtype)
+        single = _all_single(member)
+        if self.center and bool(single.all()):
+            return self._single_beta(support, member).unsqueeze(-1)
         n = support.shape[-2]
         if n >= 2 * N_SCORED_EXAMPLES:  # then an even choice will do, and class by class it is even
-            kept = balanced_subset(member)
+            keys = content_keys(support) if self.center else None
+            kept = balanced_subset(member.argmax(-1), MAX_LEFT_OUT, keys)
             support, member = (
                 rows.gather(-2, kept.unsqueeze(-1).expand(*kept.shape, rows.shape[-1]))
                 for rows in (support, member)
@@ -187,18 +241,29 @@ class GPLDLAAuto(GPLDLA):
             labelled = self.labelled(space(support), member, member.sum(-1))
             statistics = self.class_statistics(labelled)
         left_out = self.left_out(support, member)
-        default = default_beta(support.shape[-1])
-        grid = torch.tensor([default * 2.0**k for k in GRID], dtype=support.dtype, device=support.device)
+        default = self._default_beta(support, member, left_out, single)  # β₀, [...]
+        steps = torch.tensor([2.0**k for k in GRID], dtype=support.dtype, device=support.device)
         # All of the grid at once, [grid, ..., 1], where memory allows: most tasks are small.
-        axes = (-1, *(1,) * (support.ndim - 1))
+        grid = (default.unsqueeze(-1) * steps).movedim(-1, 0).unsqueeze(-1)
         at_once = GRID_VALUES // max(1, labelled.member.numel() // member.shape[-2] * support.shape[-1])
         parts = grid.split(max(1, at_once))
-        score = torch.cat(
-            [self._loo_score(labelled, statistics, left_out, part.view(axes)) for part in parts]
-        )
+        score = torch.cat([self._loo_score(labelled, statistics, left_out, part) for part in parts])
         # The log likelihood of all left-out examples plus the log prior of β, [..., grid]
-        score = score.movedim(0, -1) - 0.5 * ((grid / default).log() / PRIOR_WIDTH) ** 2
-        return _best(score, grid.log()).exp().unsqueeze(-1)
+        score = score.movedim(0, -1) - 0.5 * (steps.log() / PRIOR_WIDTH) ** 2
+        return parabola_peak(score, (default.unsqueeze(-1) * steps).log()).exp().unsqueeze(-1)
+
+    def _default_beta(self, support: Tensor, member: Tensor, left_out: LooStats, single: Tensor) -> Tensor:
+        """Return β₀ [...], the centre of the prior of β."""
+        d = support.shape[-1]
+        if not self.center:
+            return support.new_full(support.shape[:-2], default_beta(d))
+        beta = beta_of_left_out(left_out, member, d)
+        return torch.where(single, self._single_beta(support, member), beta) if bool(single.any()) else beta
+
+    def _single_beta(self, support: Tensor, member: Tensor) -> Tensor:
+        """Return β₀ [...] of tasks with one example per class."""
+        z = self._through_metric(self._before_centre(support))
+        return beta_of_single_examples(z, member, whiten=self.whiten)
 
     def left_out(self, support: Tensor, member: Tensor) -> LooStats:
         """Return what is said of each support example [..., n, d] without it, see `leave_one_out`."""
@@ -209,6 +274,7 @@ class GPLDLAAuto(GPLDLA):
             normalize=self.normalize,
             recentre=self.center,
             whiten=self.whiten,
+            whole=self.center,
         )
 
     def leave_one_out(
@@ -225,15 +291,17 @@ class GPLDLAAuto(GPLDLA):
         It is that of the LDA estimate with β as chosen from all examples; `map_steps` is left out.
         """
         assert isinstance(posterior, TaskPosterior)
+        support, labels, weights, place = self._merged(support, labels, weights)
         member = _weighted_one_hot(labels, n_way, weights, support.dtype)
-        left_out = self.left_out(support, member)
+        left_out = self.left_out(rooted(support, posterior.space.power), member)
         beta, diagonal = posterior.beta.to(support), posterior.diagonal
         phi = self.labelled(posterior.space(support), member, weights)
         if self.map_steps:
             mode = self.mode_at(self.class_statistics(phi), phi, beta)
             diagonal = self.laplace_at(mode, phi, beta, self.log_beta_b.exp().to(beta))
         log_prob = _loo_log_prob(phi.phi, diagonal, left_out, beta)
-        return log_prob.masked_fill((left_out.counted == 0).unsqueeze(-1), math.nan)
+        log_prob = log_prob.masked_fill((left_out.counted == 0).unsqueeze(-1), math.nan)
+        return log_prob if place is None else log_prob[place]
 
     def novelty_scores(
         self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None
@@ -244,7 +312,9 @@ class GPLDLAAuto(GPLDLA):
         where it cannot be had: the first where all classes have single examples, the second where there are
         fewer than `MIN_CLASSES` classes.
         """
-        kept = balanced_subset(class_one_hot(labels, n_way, support.dtype))
+        support, labels, weights, _ = self._merged(support, labels, weights)
+        support = rooted(support, self.root_power(support))
+        kept = balanced_subset(labels, MAX_LEFT_OUT, content_keys(support) if self.center else None)
         if len(kept) < len(labels):
             support, labels = support[kept], labels[kept]
             weights = None if weights is None else weights[kept]
@@ -278,8 +348,8 @@ class GPLDLAAuto(GPLDLA):
         diagonal = super().restore(state)
         if not isinstance(diagonal, LinearGPPosterior) or "posterior.beta" not in state:
             return diagonal
-        center, directions, shrink = (state.get(f"space.{name}") for name in SPACE)
-        space = TaskSpace(self.normalize_first, center, self.metric, directions, shrink)
+        center, directions, shrink, power = (state.get(f"space.{name}") for name in SPACE)
+        space = TaskSpace(self.normalize_first, center, self.metric, directions, shrink, power)
         means = state.get("posterior.means", diagonal.weight_mean)
         return TaskPosterior(space, diagonal, means, state["posterior.beta"])
 
@@ -293,41 +363,6 @@ class GPLDLAAuto(GPLDLA):
         log_prob = _loo_log_prob(some, diagonal, left_out.every_nth(every), beta)
         own = (log_prob.nan_to_num(neginf=0) * (labelled.member[..., ::every, :] > 0)).sum(-1)
         return (own * left_out.every_nth(every).counted).sum(-1)
-
-    def _refine(self, support: LabelledFeatures, mode: Mode, beta: Tensor, beta_b: Tensor) -> Mode:
-        """Take Newton steps towards the true mode, none of which lowers Eq. 9.
-
-        They start on the way from 0 to the LDA surrogate, where Eq. 9 is largest: the surrogate itself has
-        the norm of a draw from the prior and fits the support so well that no curvature is left there.
-        """
-        beta2, beta_b2 = beta.unsqueeze(-1) ** 2, beta_b.unsqueeze(-1) ** 2
-        K = beta2 * support.phi.gram() + beta_b2
-        y = (support.member > 0).to(K.dtype)
-        absent = (support.counts == 0).unsqueeze(-2)
-        weights = support.member.sum(-1, keepdim=True)
-        # Newton's step is too long where the logits are far from the labels: the best of a few lengths.
-        t = (
-            torch.tensor([0.0, *(0.5**k for k in range(8))]).to(K).view(-1, *(1,) * mode.b.ndim)
-        )  # [9, ..., 1]
-
-        logits = support.phi.dot
-
-        def move(w: Tensor, b: Tensor, to_w: Tensor, to_b: Tensor) -> tuple[Tensor, Tensor]:
-            """Go from (w, b) by the best length of the step (to_w, to_b)."""
-            tried = logits(w, b) + t.unsqueeze(-1) * logits(to_w, to_b)  # [9, ..., n, C]
-            fit = (tried.masked_fill(absent, -torch.inf).log_softmax(-1).nan_to_num(neginf=0) * y).sum(-1)
-            w_norm2 = w.square().sum(-1) + t * 2 * (w * to_w).sum(-1) + t.square() * to_w.square().sum(-1)
-            prior = w_norm2 / beta2.squeeze(-1) + (b + t * to_b).square() / beta_b2.squeeze(-1)
-            value = (fit * weights.squeeze(-1)).sum(-1) - 0.5 * prior.sum(-1)  # Eq. 9, [9, ...]
-            best = t.flatten()[value.nan_to_num(-torch.inf).argmax(0)].unsqueeze(-1)  # [..., 1]
-            return w + best.unsqueeze(-1) * to_w, b + best * to_b
-
-        w, b = move(torch.zeros_like(mode.w), torch.zeros_like(mode.b), mode.w, mode.b)
-        for _ in range(self.map_steps):
-            a = newton_step(K, logits(w, b), y, absent, weights).nan_to_num(0, 0, 0)
-            next_w, next_b = beta2 * support.phi.weighted_sum(a), beta_b2.squeeze(-1) * a.sum(-2)
-            w, b = move(w, b, next_w - w, next_b - b)
-        return Mode(w, b, mode.sigma2)
 
     @property
     def normalize_first(self) -> bool:
@@ -354,6 +389,11 @@ def _weighted_one_hot(labels: Tensor, n_way: int, weights: Tensor | None, dtype:
     return member if weights is None else member * weights.unsqueeze(-1)
 
 
+def _all_single(member: Tensor) -> Tensor:
+    """Return whether no class has a second example, [..., n, C] → [...]."""
+    return ((member > 0).sum(-2) <= 1).all(-1)
+
+
 def _loo_log_prob(phi: Rows, diagonal: LinearGPPosterior, left_out: LooStats, beta: Tensor) -> Tensor:
     """Return log p(class | x_i, S without i), [..., n, C].
 
@@ -361,17 +401,6 @@ def _loo_log_prob(phi: Rows, diagonal: LinearGPPosterior, left_out: LooStats, be
     """
     var = phi.squared_dot(diagonal.weight_var, diagonal.bias_var)
     return quadrature(left_out.mean(beta.squeeze(-1) if beta.ndim else beta), var)
-
-
-def balanced_subset(member: Tensor) -> Tensor:
-    """Return places of examples [..., k], class by class, of all [..., n, C] or evenly of `MAX_LEFT_OUT`."""
-    n = member.shape[-2]
-    kept = torch.argsort(member.argmax(-1), dim=-1, stable=True)
-    if n <= MAX_LEFT_OUT:
-        return kept
-    # Neighbours stay together: of classes with two examples, both.
-    blocks = torch.arange(n, device=member.device) // 8
-    return kept[..., blocks % math.ceil(n / MAX_LEFT_OUT) == 0]
 
 
 def _as_tensor(metric: Any) -> Tensor:
@@ -386,14 +415,5 @@ def _as_tensor(metric: Any) -> Tensor:
 
 
 def default_beta(feature_dim: int) -> float:
-    """Return the β that does well on single shots of most features."""
+    """Return β₀ for features that are not centred: it does well on single shots of most of them."""
     return float(DEFAULT_SCALE / feature_dim**0.25)
-
-
-def _best(score: Tensor, at: Tensor) -> Tensor:
-    """Return where the parabola through the largest value and its neighbours peaks: [..., k], [k] → [...]."""
-    middle = score.argmax(-1, keepdim=True).clamp(1, score.shape[-1] - 2)
-    left, centre, right = (score.gather(-1, middle + offset).squeeze(-1) for offset in (-1, 0, 1))
-    bend = (left - 2 * centre + right).clamp(max=-1e-9)
-    offset = (0.5 * (left - right) / bend).clamp(-1, 1)
-    return at[middle.squeeze(-1)] + offset * (at[1] - at[0])

@@ -140,9 +140,15 @@ def test_holding_the_scale_of_the_scatter_hardly_changes_the_logits(normalize, s
 
 @pytest.mark.parametrize("center", [True, False])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_where_no_other_class_can_lose_a_shot_the_logits_are_those_of_a_refitted_head(center, normalize):
-    """The head itself, fitted without the example, is the same but for the constant that all logits share."""
-    support, labels, _, _ = random_episode([4, 1, 1], 3, 1, 9)
+def test_where_no_other_class_can_lose_a_shot_the_logits_are_those_of_a_refitted_head(
+    center, normalize, monkeypatch
+):
+    """The head itself, fitted without the example, is the same but for the constant that all logits share.
+
+    Of signed features, which no root is taken of, and with class means as long as they are.
+    """
+    monkeypatch.setattr("gpldla.heads.gpldla_auto.mean_shrinkage", lambda _, norms2: torch.ones_like(norms2))
+    support, labels, _, _ = random_episode([4, 1, 1], 3, 1, 9, nonnegative=False)
     head = create_head("gpldla-auto", beta=0.8, center=center, whiten=False, normalize=normalize)
     left_out = head.left_out(support, class_one_hot(labels, 3, torch.float64))
     mean = left_out.mean(torch.tensor(0.8, dtype=torch.float64))

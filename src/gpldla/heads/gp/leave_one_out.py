@@ -43,12 +43,14 @@ def leave_one_out(
     normalize: bool,
     recentre: bool,
     whiten: bool,
+    whole: bool = False,
 ) -> LooStats:
     """Leave each example out of the class means, the centre, the shared covariance and the scale in turn.
 
     features [..., n, d]: as they are before `TaskSpace` centres and whitens them
-    member [..., n, C]: the weight of an example in the column of its class; of a weight above 1 only 1 is
-        left out, as if it were so many copies
+    member [..., n, C]: the weight of an example in the column of its class
+    whole: leave an example out with all its weight; else of a weight above 1 only 1 is left out, as if it
+        were so many copies
     log_priors [..., C]: given class priors; None takes the weights that are left
     recentre: whether the centre is the mean of the class means; whiten: whether there is a shared covariance
 
@@ -64,7 +66,7 @@ def leave_one_out(
     share = member / positive(counts).unsqueeze(-2)  # dual coefficients of the class means, [..., n, C]
     own_share = share @ one_hot.mT  # [..., a, i]: coefficient of a in the mean of i's class
     weight = member.sum(-1)  # [..., n]
-    removed = weight.clamp(max=1)  # δ_i
+    removed = weight if whole else weight.clamp(max=1)  # δ_i
     own_count = (one_hot @ counts.unsqueeze(-1)).squeeze(-1)  # n_y of each example's class
     left = (own_count - removed).clamp_min(0)
     remains = left > 1e-9 * own_count

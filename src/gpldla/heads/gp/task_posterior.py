@@ -11,7 +11,7 @@ from gpldla.heads.gp.coupled import CoupledPosterior
 from gpldla.heads.gp.linear_gp import LinearGPPosterior
 from gpldla.heads.gp.task_space import TaskSpace
 
-SPACE = ("center", "directions", "shrink")  # what a posterior's state keeps of its space
+SPACE = ("center", "directions", "shrink", "power")  # what a posterior's state keeps of its space
 
 
 @dataclass
@@ -20,6 +20,7 @@ class TaskPosterior(Posterior):
 
     diagonal: the paper's posterior; coupled: that with the exact covariance around the same mode, or None
     means: the class means in this space, up to a factor, [..., C, d]; beta [...]: as it was chosen
+    from_single_examples: whether β was chosen where every class has one example, which cannot measure it
     """
 
     has_novelty: ClassVar[bool] = True
@@ -29,6 +30,7 @@ class TaskPosterior(Posterior):
     means: Tensor
     beta: Tensor
     coupled: CoupledPosterior | None = None
+    from_single_examples: bool = False
 
     @property
     def inner(self) -> LinearGPPosterior | CoupledPosterior:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gpldla.heads.base import unit_length
+from gpldla.heads.gp.root import rooted
 
 
 @dataclass
@@ -17,10 +18,12 @@ class TaskSpace:
     metric:     [d, d], a linear map learned elsewhere that comes first, or None
     directions: the within-class directions, orthonormal rows [..., r, d], or None
     shrink:     [..., r]: by how much the component along each of them changes, in (−1, 0]
+    power:      [...], what features are raised to before everything else, see `root_power`; None is 1
 
     A = I + κS, where S is the scatter of the support around its class means and κS has as trace its degrees
     of freedom. That is the shared covariance of linear discriminant analysis under an inverse-Wishart prior
-    around a multiple of I that weighs as much as d examples. One example a class leaves A = I.
+    around a multiple of I that weighs as much as d examples. Single examples have no scatter around their
+    class means; `pooled_if_single` says what stands for it.
     """
 
     normalize_first: bool
@@ -28,12 +31,15 @@ class TaskSpace:
     metric: Tensor | None = None
     directions: Tensor | None = None
     shrink: Tensor | None = None
+    power: Tensor | None = None
 
     def __call__(self, features: Tensor) -> Tensor:
         """Map features, [..., n, d] → [..., n, d]."""
-        z = unit_length(features) if self.normalize_first else features
+        z = rooted(features, self.power)
+        z = unit_length(z) if self.normalize_first else z
         if self.center is not None:
-            z = z - self.center.unsqueeze(-2)
+            length2 = z.square().sum(-1, keepdim=True)
+            z = zero_rounding_rows(z - self.center.unsqueeze(-2), length2)
         if self.metric is not None:
             z = z @ self.metric
         if self.directions is not None and self.shrink is not None:
@@ -77,6 +83,28 @@ def within_class_directions(features: Tensor, member: Tensor) -> tuple[Tensor, T
     if values.ndim == 1:
         return directions[real], shrink[real]
     return directions * real.unsqueeze(-1), shrink * real
+
+
+def pooled_if_single(member: Tensor) -> Tensor:
+    """Return the membership whose scatter stands for that within the classes, [..., n, C] → [..., n, C].
+
+    Where every class has a single example, the scatter within classes is unknown, but examples of one class
+    differ along much the same directions as examples of different classes: all examples, each once, are taken
+    as one class.
+    """
+    single = ((member > 0).sum(-2) <= 1).all(-1)[..., None, None]
+    first = torch.arange(member.shape[-1], device=member.device) == 0
+    everything = (member.sum(-1, keepdim=True) > 0).to(member.dtype) * first.to(member.dtype)
+    return torch.where(single, everything, member)
+
+
+def zero_rounding_rows(rows: Tensor, length2: Tensor) -> Tensor:
+    """Return rows [..., n, d] with zeros for those that are what rounding leaves of a difference.
+
+    length2 [..., n, 1]: the squared length of what was subtracted from
+    """
+    least = (32 * torch.finfo(rows.dtype).eps) ** 2
+    return rows * (rows.square().sum(-1, keepdim=True) > least * length2)
 
 
 def scatter_scale(trace: Tensor, member: Tensor) -> Tensor:
