@@ -58,46 +58,91 @@ def leave_one_out(
     out one example changes the inverse of A by a rank of one and the centre by a vector. Only κ, a ratio of
     two sums over all examples, is held as it is.
     """
-    n, d = features.shape[-2:]
+    d = features.shape[-1]
     if recentre:  # what is common to all rows makes no difference but to rounding
         features = features - features.mean(-2, keepdim=True)
-    one_hot = (member > 0).to(features.dtype)  # [..., n, C]
-    counts = member.sum(-2)  # n_j, [..., C]
-    share = member / positive(counts).unsqueeze(-2)  # dual coefficients of the class means, [..., n, C]
-    own_share = share @ one_hot.mT  # [..., a, i]: coefficient of a in the mean of i's class
-    weight = member.sum(-1)  # [..., n]
-    removed = weight if whole else weight.clamp(max=1)  # δ_i
-    own_count = (one_hot @ counts.unsqueeze(-1)).squeeze(-1)  # n_y of each example's class
-    left = (own_count - removed).clamp_min(0)
-    remains = left > 1e-9 * own_count
+    weights = _Weights.of(member, whole=whole)
+    dots, mean_norm2, norm2 = _products(features @ features.mT, weights, normalize, recentre, whiten)
+    own_length = 1 if normalize else positive(_of_left_out(norm2)).sqrt()
+    cosine = dots / positive(mean_norm2).sqrt() / own_length
 
-    H = features @ features.mT  # u_aᵀA⁻¹u_b, [..., n, n]; A = I so far
-    identity = torch.eye(n, dtype=features.dtype, device=features.device)
+    # With example i its class loses a shot, and with it some of what shortens a mean: noise. So that the loss
+    # is no handicap, every other class counts with the length that its own mean has a shot short.
+    to_classes, remains = weights.one_hot.mT, weights.remains.unsqueeze(-2)  # [..., C, n], [..., 1, i]
+    can_lose = member.mT * remains  # [..., C, i]
+    losers = can_lose.sum(-1, keepdim=True)
+    shot_short = (mean_norm2 * can_lose).sum(-1, keepdim=True) / positive(losers)
+    mean_norm2 = mean_norm2.where((to_classes > 0) | (losers == 0), shot_short)
+
+    is_left = to_classes * remains + (1 - to_classes) * weights.present.unsqueeze(-1)  # [..., C, i]
+    rms2 = (mean_norm2 * is_left).sum(-2) / positive(is_left.sum(-2))
+    slope = (dots - mean_norm2 / 2) * (math.sqrt(d) / positive(rms2).sqrt()).unsqueeze(-2)  # Eq. 17-19
+
+    left_counts = weights.counts.unsqueeze(-1) - to_classes * weights.removed.unsqueeze(-2)  # [..., C, i]
+    prior = left_counts.clamp_min(0) if log_priors is None else log_priors.exp().unsqueeze(-1)
+    log_pi = (prior * is_left).log()
+    log_pi = log_pi - log_pi.logsumexp(-2, keepdim=True)
+    return LooStats(slope.mT, log_pi.mT, weights.weight * weights.remains, cosine.mT)
+
+
+@dataclass
+class _Weights:
+    """What follows from the membership alone.
+
+    one_hot [..., n, C]; counts n_j [..., C]; present [..., C]: 1 for classes with examples
+    share [..., n, C]: dual coefficients of the class means
+    weight, removed δ_i [..., n]: of each example, and how much of it is left out
+    own_count n_y, left [..., n]: of each example's class, with and without it
+    remains [..., n]: whether the class has examples without it
+    """
+
+    member: Tensor
+    one_hot: Tensor
+    counts: Tensor
+    present: Tensor
+    share: Tensor
+    weight: Tensor
+    removed: Tensor
+    own_count: Tensor
+    left: Tensor
+    remains: Tensor
+
+    @classmethod
+    def of(cls, member: Tensor, *, whole: bool) -> "_Weights":
+        one_hot = (member > 0).to(member.dtype)
+        counts = member.sum(-2)
+        share = member / positive(counts).unsqueeze(-2)
+        weight = member.sum(-1)
+        removed = weight if whole else weight.clamp(max=1)
+        own_count = (one_hot @ counts.unsqueeze(-1)).squeeze(-1)
+        left = (own_count - removed).clamp_min(0)
+        present, remains = (counts > 0).to(member.dtype), left > 1e-9 * own_count
+        return cls(member, one_hot, counts, present, share, weight, removed, own_count, left, remains)
+
+
+def _products(
+    H: Tensor, weights: _Weights, normalize: bool, recentre: bool, whiten: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return μ_j·φ_i and ‖μ_j‖² [..., C, i], and ‖u_a − c_i‖² [..., a, i], without example i.
+
+    H [..., n, n]: inner products of the features
+    """
+    identity = torch.eye(H.shape[-1], dtype=H.dtype, device=H.device)
+    one_hot, share, removed, left, remains = (
+        weights.one_hot, weights.share, weights.removed, weights.left, weights.remains,
+    )  # fmt: skip
+    own_share = share @ one_hot.mT  # [..., a, i]: coefficient of a in the mean of i's class
     residual = identity - own_share  # column i: dual coefficients of r_i = u_i − mean of its class
-    gain = torch.zeros_like(weight)
-    G = torch.zeros_like(H)  # column i: g_i = U A⁻¹ r_i
+    gain, G = torch.zeros_like(weights.weight), torch.zeros_like(H)
     if whiten:
-        root = weight.sqrt()
-        scatter = root.unsqueeze(-1) * (residual.mT @ H @ residual) * root.unsqueeze(-2)  # R Rᵀ
-        trace = scatter.diagonal(dim1=-2, dim2=-1).sum(-1)
-        trace = zero_if_rounding(trace, (weight * H.diagonal(dim1=-2, dim2=-1)).sum(-1))
-        kappa = scatter_scale(trace, member)[..., None, None]
-        UR = H @ (residual * root.unsqueeze(-2))  # U Rᵀ, [..., n, n]
-        # Woodbury: (I + κRᵀR)⁻¹ = I − κRᵀ(I + κRRᵀ)⁻¹R
-        H = H - kappa * UR @ torch.linalg.solve(identity + kappa * scatter, UR.mT)
-        G = H @ residual
-        own_spread = (residual * G).sum(-2)  # r_iᵀA⁻¹r_i
-        # Sherman-Morrison for A − κ t r_i r_iᵀ, where t = δ n_y / (n_y − δ)
-        t = kappa[..., 0] * removed * own_count / positive(left)
-        gain = t / (1 - t * own_spread).clamp_min(1e-6) * remains
+        H, G, gain = _whiten(H, residual, weights)
 
     # The centre without example i, as dual coefficients: column i of Q.
-    present = (counts > 0).to(features.dtype)
-    n_present = present.sum(-1, keepdim=True)
+    n_present = weights.present.sum(-1, keepdim=True)
     Q = torch.zeros_like(H)
     shift = removed / positive(left) * remains  # the mean of the class moves by shift·(mean − u_i)
     if recentre:
-        centre = (share @ present.unsqueeze(-1)) / n_present.unsqueeze(-1)  # [..., n, 1]
+        centre = (share @ weights.present.unsqueeze(-1)) / n_present.unsqueeze(-1)  # [..., n, 1]
         Q = centre - residual * (shift / n_present).unsqueeze(-2)
 
     # Γ_ab^(i) = (u_a − c_i)ᵀ A_i⁻¹ (u_b − c_i), only the parts that are needed
@@ -109,37 +154,38 @@ def leave_one_out(
     scale = positive(norm2).rsqrt() if normalize else torch.ones_like(norm2)
 
     # Weights of φ_a in the class means without i
-    v = share.sum(-1).unsqueeze(-1) * (1 + shift.unsqueeze(-2) * (one_hot @ one_hot.mT))
-    v = (v - identity * (removed / positive(left)).unsqueeze(-2)) * scale  # [..., a, i]
     same = one_hot @ one_hot.mT
+    v = share.sum(-1).unsqueeze(-1) * (1 + shift.unsqueeze(-2) * same)
+    v = (v - identity * (removed / positive(left)).unsqueeze(-2)) * scale  # [..., a, i]
     to_classes = one_hot.mT  # sums over the examples of each class, [..., C, n]
     total, through_g, through_q = to_classes @ v, to_classes @ (v * G), to_classes @ (v * HQ)  # [..., C, i]
     own_gain, own_QHQ = gain.unsqueeze(-2), QHQ.unsqueeze(-2)
     mean_norm2 = to_classes @ (v * ((H * same) @ v)) + own_gain * through_g.square()
     mean_norm2 = (mean_norm2 - 2 * total * through_q + total.square() * own_QHQ).clamp_min(0)  # ‖μ_j‖²
     dots = to_classes @ (v * H) + own_gain * through_g * _of_left_out(G)
-    dots = (dots - through_q - total * _of_left_out(HQ) + total * own_QHQ) * _of_left_out(
-        scale
-    )  # μ_j·φ_i, [..., C, i]
+    dots = dots - through_q - total * _of_left_out(HQ) + total * own_QHQ
+    return dots * _of_left_out(scale), mean_norm2, norm2
 
-    own_length = 1 if normalize else positive(_of_left_out(norm2)).sqrt()
-    cosine = dots / positive(mean_norm2).sqrt() / own_length
-    # With example i its class loses a shot, and with it some of what shortens a mean: noise. So that the loss
-    # is no handicap, every other class counts with the length that its own mean has a shot short.
-    can_lose = member.mT * remains.unsqueeze(-2)  # [..., C, i]
-    losers = can_lose.sum(-1, keepdim=True)
-    shot_short = (mean_norm2 * can_lose).sum(-1, keepdim=True) / positive(losers)
-    mean_norm2 = mean_norm2.where((to_classes > 0) | (losers == 0), shot_short)
 
-    is_left = to_classes * remains.unsqueeze(-2) + (1 - to_classes) * present.unsqueeze(-1)  # [..., C, i]
-    rms2 = (mean_norm2 * is_left).sum(-2) / positive(is_left.sum(-2))
-    slope = (dots - mean_norm2 / 2) * (math.sqrt(d) / positive(rms2).sqrt()).unsqueeze(-2)  # Eq. 17-19
+def _whiten(H: Tensor, residual: Tensor, weights: _Weights) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the inner products in the metric A⁻¹, G with columns g_i = U A⁻¹ r_i, and the gain [..., i].
 
-    left_counts = counts.unsqueeze(-1) - to_classes * removed.unsqueeze(-2)  # [..., C, i]
-    prior = left_counts.clamp_min(0) if log_priors is None else log_priors.exp().unsqueeze(-1)
-    log_pi = (prior * is_left).log()
-    log_pi = log_pi - log_pi.logsumexp(-2, keepdim=True)
-    return LooStats(slope.mT, log_pi.mT, weight * remains, cosine.mT)
+    Leaving example i out of A adds gain_i·g_i g_iᵀ to the inner products.
+    """
+    root = weights.weight.sqrt()
+    identity = torch.eye(H.shape[-1], dtype=H.dtype, device=H.device)
+    scatter = root.unsqueeze(-1) * (residual.mT @ H @ residual) * root.unsqueeze(-2)  # R Rᵀ
+    trace = scatter.diagonal(dim1=-2, dim2=-1).sum(-1)
+    trace = zero_if_rounding(trace, (weights.weight * H.diagonal(dim1=-2, dim2=-1)).sum(-1))
+    kappa = scatter_scale(trace, weights.member)[..., None, None]
+    UR = H @ (residual * root.unsqueeze(-2))  # U Rᵀ, [..., n, n]
+    # Woodbury: (I + κRᵀR)⁻¹ = I − κRᵀ(I + κRRᵀ)⁻¹R
+    H = H - kappa * UR @ torch.linalg.solve(identity + kappa * scatter, UR.mT)
+    G = H @ residual
+    own_spread = (residual * G).sum(-2)  # r_iᵀA⁻¹r_i
+    # Sherman-Morrison for A − κ t r_i r_iᵀ, where t = δ n_y / (n_y − δ)
+    t = kappa[..., 0] * weights.removed * weights.own_count / positive(weights.left)
+    return H, G, t / (1 - t * own_spread).clamp_min(1e-6) * weights.remains
 
 
 def _of_left_out(matrix: Tensor) -> Tensor:
