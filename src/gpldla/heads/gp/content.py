@@ -1,11 +1,10 @@
 """Examples by their content: copies are merged, and the order that they are given in does not matter."""
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
-
-from gpldla.heads.base import unit_length
 
 VALUES_PER_CHUNK = 1 << 20
 KEY_TOLERANCE = 1e-9  # keys of equal rows may differ by rounding
@@ -15,11 +14,21 @@ BLOCK = 8  # examples of a class that stay together: of classes with two example
 def content_keys(features: Tensor) -> Tensor:
     """Return the projection of each unit row on a fixed vector, [..., n, d] → float64 [..., n]."""
     d = features.shape[-1]
-    direction = torch.randn(d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    direction = direction.to(features.device)
-    rows = features.reshape(-1, d)
-    chunks = rows.split(max(1, VALUES_PER_CHUNK // max(1, d)))
-    return torch.cat([unit_length(chunk.double()) @ direction for chunk in chunks]).view(features.shape[:-1])
+    direction, rows = _direction(d, features.device), features.reshape(-1, d)
+    keys = [_keys(chunk, direction) for chunk in rows.split(max(1, VALUES_PER_CHUNK // max(1, d)))]
+    return torch.cat(keys).view(features.shape[:-1])
+
+
+def _keys(rows: Tensor, direction: Tensor) -> Tensor:
+    rows = rows.double()
+    keys: Tensor = rows @ direction / torch.linalg.vector_norm(rows, dim=-1).clamp_min(1e-300)
+    return keys
+
+
+@lru_cache(maxsize=8)
+def _direction(d: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # it outlives the mode that it is first needed in
+        return torch.randn(d, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
 
 
 def find_copies(features: Tensor, labels: Tensor) -> Tensor | None:
