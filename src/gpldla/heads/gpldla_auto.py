@@ -48,15 +48,15 @@ Covariance = Literal["diag", "full"]
 DEFAULT_SCALE, PRIOR_WIDTH = 3.0, 0.4
 GRID = range(-3, 5)  # powers of 2, around β₀, at which the likelihood is computed
 GRID_VALUES = 1 << 23  # of weights, at all β together
-N_SCORED_EXAMPLES = 128  # about so many examples say how likely a β is: an even choice of them
+N_SCORED_EXAMPLES = 128  # on about so many examples, evenly chosen, the likelihood of β is computed
 MAX_FOLDS = 10  # groups of classes that are left out in turn
-MIN_CLASSES = 3  # with which one can be left out
+MIN_CLASSES = 3  # with fewer, no class is left to compare a left-out class with
 MAX_LEFT_OUT = 1024  # support examples that β is chosen with: the work is cubic in them
 
 
 @register_head("gpldla-auto")
 class GPLDLAAuto(GPLDLA):
-    """GPLDLA on features as they come from any network, without episodes to learn from.
+    """GPLDLA on the features of any network, without meta-training.
 
     beta:       a number, or "auto": the β with the largest leave-one-out predictive likelihood of the
                 support set, under a log-normal prior around β₀, which decides for single shots and which is
@@ -222,14 +222,14 @@ class GPLDLAAuto(GPLDLA):
         labelled: LabelledFeatures,
         statistics: ClassStatistics,
     ) -> Tensor:
-        """Return β, a number, or with "auto" one a task [..., 1]."""
+        """Return β: a number, or with "auto" one per task [..., 1]."""
         if not self.auto_beta:
             return self.log_beta.exp().to(support.dtype)
         single = _all_single(member)
         if self.center and bool(single.all()):
             return self._single_beta(support, member).unsqueeze(-1)
         n = support.shape[-2]
-        if n >= 2 * N_SCORED_EXAMPLES:  # then an even choice will do, and class by class it is even
+        if n >= 2 * N_SCORED_EXAMPLES:  # then an even choice within the classes is enough
             keys = content_keys(support) if self.center else None
             kept = balanced_subset(member.argmax(-1), MAX_LEFT_OUT, keys)
             support, member = (
@@ -266,7 +266,7 @@ class GPLDLAAuto(GPLDLA):
         return beta_of_single_examples(z, member, whiten=self.whiten)
 
     def left_out(self, support: Tensor, member: Tensor) -> LooStats:
-        """Return what is said of each support example [..., n, d] without it, see `leave_one_out`."""
+        """Return the leave-one-out statistics of the support examples [..., n, d], see `leave_one_out`."""
         return leave_one_out(
             self._through_metric(self._before_centre(support)),
             member,
@@ -291,7 +291,7 @@ class GPLDLAAuto(GPLDLA):
         It is that of the LDA estimate with β as chosen from all examples; `map_steps` is left out.
         """
         assert isinstance(posterior, TaskPosterior)
-        support, labels, weights, place = self._merged(support, labels, weights)
+        support, labels, weights, index = self._merged(support, labels, weights)
         member = _weighted_one_hot(labels, n_way, weights, support.dtype)
         left_out = self.left_out(rooted(support, posterior.space.power), member)
         beta, diagonal = posterior.beta.to(support), posterior.diagonal
@@ -301,7 +301,7 @@ class GPLDLAAuto(GPLDLA):
             diagonal = self.laplace_at(mode, phi, beta, self.log_beta_b.exp().to(beta))
         log_prob = _loo_log_prob(phi.phi, diagonal, left_out, beta)
         log_prob = log_prob.masked_fill((left_out.counted == 0).unsqueeze(-1), math.nan)
-        return log_prob if place is None else log_prob[place]
+        return log_prob if index is None else log_prob[index]
 
     def novelty_scores(
         self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None

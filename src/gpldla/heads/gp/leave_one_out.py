@@ -1,4 +1,4 @@
-"""What the model would have said of each support example without it, in closed form."""
+"""Leave-one-out logits of every support example, in closed form."""
 
 import math
 from dataclasses import dataclass
