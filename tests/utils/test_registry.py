@@ -20,7 +20,7 @@ def fresh(monkeypatch, tmp_path):
     monkeypatch.setattr(plugins, "_loaded", set())
     monkeypatch.setattr(plugins, "_faults", {})
     monkeypatch.setattr("sys.path", [*sys.path])
-    monkeypatch.delenv(IMPORT_VARIABLE, raising=False)
+    monkeypatch.setenv(IMPORT_VARIABLE, "")  # so that what is set later is gone after the test
     monkeypatch.chdir(tmp_path)
     for name in list(SHAPES):
         del SHAPES[name]
@@ -145,11 +145,16 @@ class TestImport:
         import_plugin(str(tmp_path / "shapes_in_file.py"))
         assert "hexagon" in SHAPES
 
-    def test_child_processes_import_it_too(self, module):
+    def test_child_processes_import_it_too(self, module, tmp_path):
         import_plugin(module("shapes_for_children"))
         import_plugin(module("more_for_children", shape="octagon"))
         import_plugin("more_for_children")
-        assert os.environ[IMPORT_VARIABLE].split(os.pathsep) == ["shapes_for_children", "more_for_children"]
+        files = [str(tmp_path / f"{name}.py") for name in ("shapes_for_children", "more_for_children")]
+        assert os.environ[IMPORT_VARIABLE].split(os.pathsep) == files
+
+    def test_an_installed_module_keeps_its_name(self):
+        import_plugin("textwrap")
+        assert os.environ[IMPORT_VARIABLE] == "textwrap"
 
     def test_a_registry_imports_what_the_environment_names(self, module, monkeypatch):
         monkeypatch.setenv(IMPORT_VARIABLE, module("shapes_by_environment"))
@@ -183,7 +188,7 @@ class TestImport:
         with pytest.raises(UserError, match=message) as error:
             import_plugin(name)
         assert "\n" not in str(error.value)
-        assert IMPORT_VARIABLE not in os.environ
+        assert not os.environ[IMPORT_VARIABLE]
 
     def test_a_taken_name_is_refused(self, module):
         SHAPES.register("hexagon")(dict)

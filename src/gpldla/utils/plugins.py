@@ -27,9 +27,12 @@ def import_plugin(name: str) -> None:
 
     Modules in the current folder are found, too, after those that are installed.
     """
-    _import(name, f"--import {name}")
+    module = _import(name, f"--import {name}")
     known = os.environ.get(IMPORT_VARIABLE, "").split(os.pathsep)
-    entry = str(Path(name).absolute()) if _is_file(name) else name
+    file = Path(name if _is_file(name) else f"{name}.py").absolute()
+    # A file's path rather than its name: child processes may run in another folder.
+    by_path = _is_file(name) or getattr(module, "__file__", None) == str(file)
+    entry = str(file) if by_path else name
     if entry not in known:
         os.environ[IMPORT_VARIABLE] = os.pathsep.join([*filter(None, known), entry])
 
