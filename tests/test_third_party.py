@@ -272,10 +272,6 @@ class TestImported:
         assert first == "True"
         assert "glyphs-blobs" in second
 
-    @pytest.mark.skipif(
-        not any('"--import"' in path.read_text("utf-8") for path in (SOURCE / "gpldla" / "cli").glob("*.py")),
-        reason="the command line has no option --import yet",
-    )
     def test_the_option_of_the_command_line(self, by_hand, tmp_path):
         option = ("--import", "blobs_by_hand")
         code, out, err = gpldla(*option, "data", "list", "--json", folder=by_hand)
