@@ -22,14 +22,17 @@ SAFE_NORM2 = (1e-18, 1e18)  # ‖x‖² in between, and its inverse, have full p
 class Posterior(ABC):
     """A head adapted to a task (or to a batch of tasks).
 
-    Only `log_prob` is required. `logits` and `nearest_mean_cosine` raise a `UserError` unless overridden.
+    Only `log_prob` is required. `logits`, `class_fit`, `nearest_mean_cosine` and `representation` raise a
+    `UserError` unless overridden.
 
-    has_novelty: whether `nearest_mean_cosine` works, and with it "none of these"
+    has_novelty: whether `class_fit` and `nearest_mean_cosine` work, and with them "none of these"
     has_logits:  whether `logits` works, and with it aleatoric and epistemic uncertainty
+    has_representation: whether `representation` works, and with it suggestions of what to label
     """
 
     has_novelty: ClassVar[bool] = False
     has_logits: ClassVar[bool] = False
+    has_representation: ClassVar[bool] = False
 
     @abstractmethod
     def log_prob(self, query: Tensor) -> Tensor:
@@ -39,9 +42,20 @@ class Posterior(ABC):
         """Return mean [..., q, C] and variance [..., q, C] or covariance [..., q, C, C] of the logits."""
         raise self._unsupported("logits with a variance")
 
-    def nearest_mean_cosine(self, query: Tensor) -> Tensor:
-        """Return the cosine between each query and the nearest class mean, [..., q, d] → [..., q]."""
+    def class_fit(self, query: Tensor, classes: "KnownClasses") -> Tensor:
+        """Return how well each query fits the class that it fits best, [..., q, d] → [..., q]."""
         raise self._unsupported('"none of these"')
+
+    def nearest_mean_cosine(self, query: Tensor) -> Tensor:
+        """Return the cosine between each query and the nearest class mean, [..., q, d] → [..., q].
+
+        Where "none of these" is calibrated on base classes, it is calibrated on this.
+        """
+        raise self._unsupported('"none of these"')
+
+    def representation(self, query: Tensor) -> Tensor:
+        """Return φ [..., q, d], in which logits are linear: the kernel is φ·φ'."""
+        raise self._unsupported("kernel")
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that `Head.restore` needs, by name; empty if it needs the support examples."""
@@ -79,18 +93,45 @@ def _map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
+class KnownClasses(NamedTuple):
+    """What `Posterior.class_fit` compares rows with, in the space of the posterior.
+
+    means [..., C, d]; shrink [..., C]: by what a class's true mean is expected to be shorter, 0 for a class
+    without examples; spread [...]: the mean squared length of the examples
+    """
+
+    means: Tensor
+    shrink: Tensor
+    spread: Tensor
+
+
 class NoveltyScores(NamedTuple):
-    """Cosines to the nearest class mean, for the calibration of "none of these".
+    """Class fits of examples that are left out, for the calibration of "none of these".
 
     known [k]:   of examples that are left out one by one
     unknown [u]: of examples whose class is left out
     known_weight [k], unknown_weight [u]: how often each counts
+    unit: a difference in fit that tells as much in any task, for those where either kind is missing
+    classes: what new rows are compared with
     """
 
     known: Tensor
     unknown: Tensor
     known_weight: Tensor
     unknown_weight: Tensor
+    unit: float
+    classes: KnownClasses
+
+
+class LeftOutPredictions(NamedTuple):
+    """What is predicted for rows like the examples that can be left out.
+
+    log_prob [m, C], labels [m]; weights [m]: how often each counts; copies are one example with their weight
+    """
+
+    log_prob: Tensor
+    labels: Tensor
+    weights: Tensor
 
 
 class Head(nn.Module, ABC):
@@ -149,11 +190,21 @@ class Head(nn.Module, ABC):
         n_way: int,
         weights: Tensor | None,
         *,
+        unlabelled: Tensor | None = None,
         backbone: nn.Module | None = None,
     ) -> Posterior:
-        """Adapt to weighted examples; weights [..., n]: how often each counts, None: once each."""
+        """Adapt to weighted examples.
+
+        weights [..., n]: how often each counts, None: once each; unlabelled [..., m, ...]: more rows of the
+        task, whose classes are not known, or None
+        """
         if weights is not None:
             raise UserError(f"{type(self).__name__} takes no weights of examples; leave them out.")
+        if unlabelled is not None:
+            raise UserError(
+                f"{type(self).__name__} does not learn from unlabelled items; leave them out, or use a model"
+                " with the head 'gpldla-auto'."
+            )
         return self.adapt(support, labels, n_way, backbone=backbone)
 
     def leave_one_out(
@@ -176,6 +227,15 @@ class Head(nn.Module, ABC):
             )
             log_prob[i] = posterior_without_i.log_prob(support[i : i + 1])[0].to(log_prob)
         return log_prob
+
+    def left_out_with_all_shots(
+        self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None, posterior: Posterior
+    ) -> LeftOutPredictions | None:
+        """Return what is predicted for new rows like the examples; None if the head cannot say.
+
+        As `leave_one_out`, but corrected for the shot that the class of a left-out example is short of.
+        """
+        return None
 
     def novelty_scores(
         self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None

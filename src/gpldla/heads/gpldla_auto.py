@@ -4,53 +4,56 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from gpldla.heads.base import (
+    LeftOutPredictions,
     NoveltyScores,
     Posterior,
-    can_read_values,
     check_episode,
-    class_one_hot,
     register_head,
     unit_length,
 )
-from gpldla.heads.gp.content import balanced_subset, content_keys, merge_copies
+from gpldla.heads.gp.content import balanced_part, balanced_subset, content_keys, merge_copies
 from gpldla.heads.gp.coupled import CoupledPosterior
-from gpldla.heads.gp.leave_one_out import LooStats, leave_one_out
+from gpldla.heads.gp.leave_one_out import LooStats, leave_one_out, loo_log_prob
 from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGPPosterior, Predictive, absent_classes
-from gpldla.heads.gp.peak import parabola_peak
-from gpldla.heads.gp.predictive import quadrature
+from gpldla.heads.gp.missing_shot import with_all_shots
+from gpldla.heads.gp.novelty import novelty_scores
+from gpldla.heads.gp.peak import most_probable_beta
 from gpldla.heads.gp.refinement import refine_mode
 from gpldla.heads.gp.root import root_power, rooted
 from gpldla.heads.gp.rows import Rows
-from gpldla.heads.gp.strangers import beta_of_left_out, beta_of_single_examples
-from gpldla.heads.gp.task_posterior import SPACE, TaskPosterior, nearest_cosine
+from gpldla.heads.gp.strangers import (
+    LOGIT_SCALE,
+    beta_of_left_out,
+    beta_of_single_examples,
+    default_beta,
+)
+from gpldla.heads.gp.task_posterior import SPACE, TaskPosterior
 from gpldla.heads.gp.task_space import (
     TaskSpace,
+    all_single,
+    as_square_matrix,
+    for_each_task,
     mean_of_class_means,
     pooled_if_single,
+    weighted_one_hot,
     within_class_directions,
     zero_rounding_rows,
 )
-from gpldla.heads.gp.unequal_shots import mean_shrinkage
+from gpldla.heads.gp.unequal_shots import known_equal, mean_shrinkage
+from gpldla.heads.gp.unlabelled import UNLABELLED_FACTOR, label_softly
 from gpldla.heads.gpldla import GPLDLA, ClassStatistics
 from gpldla.utils.errors import UserError
 
 Covariance = Literal["diag", "full"]
 
-# Without a centre β₀ is DEFAULT_SCALE / d^¼, in the middle between logits of the same scale and logits of
-# the same noise in any dimension; with one it is measured, see `gp/strangers.py`. PRIOR_WIDTH is how far (in
-# log β) a task may be from it. Chosen on validation classes of photographs, on texts and on digits.
-DEFAULT_SCALE, PRIOR_WIDTH = 3.0, 0.4
-GRID = range(-3, 5)  # powers of 2, around β₀, at which the likelihood is computed
 GRID_VALUES = 1 << 23  # of weights, at all β together
 N_SCORED_EXAMPLES = 128  # on about so many examples, evenly chosen, the likelihood of β is computed
-MAX_FOLDS = 10  # groups of classes that are left out in turn
-MIN_CLASSES = 3  # with fewer, no class is left to compare a left-out class with
 MAX_LEFT_OUT = 1024  # support examples that β is chosen with: the work is cubic in them
 
 
@@ -62,9 +65,9 @@ class GPLDLAAuto(GPLDLA):
                 support set, under a log-normal prior around β₀, which decides for single shots and which is
                 measured by how alike examples of different classes are, see `gp/strangers.py`
     center:     subtract the mean of the class means of the unit features. Only with it features that are
-                nowhere negative are raised to the power ¾ first (not with a metric, which was learned
-                without it), β₀ is measured, class means of unequal shots are shrunk as their noise asks for,
-                and copies of an example count as one example with their weight
+                nowhere negative are raised to a power below 1 first, see `gp/root.py` (not with a metric,
+                which was learned without it), β₀ is measured, class means of unequal shots are shrunk as
+                their noise asks for, and copies of an example count as one example with their weight
     whiten:     whiten by the covariance that the classes share, see `TaskSpace`
     covariance: "diag" is the paper's posterior, "full" the exact Laplace covariance
     map_steps:  Newton steps from the LDA estimate towards the true mode, which needs a larger β than the one
@@ -112,7 +115,7 @@ class GPLDLAAuto(GPLDLA):
             raise UserError(
                 f"predictive {predictive!r} needs covariance 'diag'; use 'auto' with {covariance!r}."
             )
-        metric = metric if metric is None or isinstance(metric, Tensor) else _as_tensor(metric)
+        metric = metric if metric is None or isinstance(metric, Tensor) else as_square_matrix(metric)
         self.center, self.whiten = center, whiten
         self.covariance, self.map_steps = covariance, map_steps
         self.register_buffer("metric", metric, persistent=False)
@@ -127,15 +130,18 @@ class GPLDLAAuto(GPLDLA):
         *,
         backbone: nn.Module | None = None,
         weights: Tensor | None = None,
+        unlabelled: Tensor | None = None,
     ) -> TaskPosterior:
         """Fit the feature space, choose β, and compute the posterior there.
 
         weights [..., n]: how often each example counts, such as 2 for one that stands for two
+        unlabelled [..., m, d]: features without labels that improve space and class means, see
+            `gp/unlabelled.py`; None: none
         """
         check_episode(support, labels, n_way)
         support, labels, weights, _ = self._merged(support, labels, weights)
-        member = _weighted_one_hot(labels, n_way, weights, support.dtype)
-        power = self.root_power(support)
+        member = weighted_one_hot(labels, n_way, weights, support.dtype)
+        power = self.root_power(support, member.sum(-1) > 0)
         rows = rooted(support, power)
         with torch.no_grad():  # of repeated eigenvalues there are no derivatives
             space = self.fit_space(rows, member)
@@ -143,17 +149,35 @@ class GPLDLAAuto(GPLDLA):
         statistics = self.class_statistics(labelled)
         with torch.no_grad():
             beta = self.choose_beta(rows, member, space, labelled, statistics)
+        if unlabelled is not None:
+            more, single = rooted(unlabelled, power), all_single(member)
+            space, labelled, statistics = self._with_unlabelled(space, rows, member, more, beta)
+            if self.auto_beta:
+                beta = beta * torch.where(single, UNLABELLED_FACTOR, 1.0).unsqueeze(-1)
         beta_b = self.log_beta_b.exp().to(support.dtype)
         posterior = self.posterior_in_space(replace(space, power=power), labelled, beta, beta_b, statistics)
         if self.auto_beta and not torch.compiler.is_compiling():
-            posterior.from_single_examples = bool(_all_single(member).all())
+            posterior.from_single_examples = bool(all_single(member).all())
+            posterior.from_unlabelled = unlabelled is not None
         return posterior
 
+    @torch.no_grad()
+    def _with_unlabelled(
+        self, space: TaskSpace, rows: Tensor, member: Tensor, unlabelled: Tensor, beta: Tensor
+    ) -> tuple[TaskSpace, LabelledFeatures, ClassStatistics]:
+        sigma = LOGIT_SCALE / (beta * rows.shape[-1] ** 0.5)
+        soft = label_softly(space, rows, member, unlabelled, sigma, whiten=self.whiten)
+        labelled = self.labelled(soft.space(soft.rows), soft.member, soft.member.sum(-1))
+        labelled = labelled._replace(log_pi=self._log_priors(member.sum(-2)))
+        norms2 = soft.means.square().sum(-1)  # 1, or 0 for a class without examples
+        return soft.space, labelled, ClassStatistics(soft.means, norms2, norms2.amax(-1, keepdim=True))
+
     def adapt_weighted(
-        self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None, **_: object
-    ) -> TaskPosterior:
+        self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None,
+        *, unlabelled: Tensor | None = None, **_: object,
+    ) -> TaskPosterior:  # fmt: skip
         """Adapt to examples that count `weights` times [..., n]; None is once each."""
-        return self.adapt(support, labels, n_way, weights=weights)
+        return self.adapt(support, labels, n_way, weights=weights, unlabelled=unlabelled)
 
     def capturable(self) -> bool:
         """Return False: the values of a task decide what is computed."""
@@ -195,17 +219,19 @@ class GPLDLAAuto(GPLDLA):
             return statistics
         means = zero_rounding_rows(statistics.means, support.phi.norm2().mean(-1)[..., None, None])
         norms2 = means.square().sum(-1)
-        equal = support.weights is None and can_read_values(support.counts)
-        if not (equal and bool((support.counts == support.counts[..., :1]).all())):
+        if not known_equal(support):
             s = mean_shrinkage(support, norms2)
             means, norms2 = means * s.unsqueeze(-1), norms2 * s.square()
         return ClassStatistics(means, norms2, norms2.sum(-1, keepdim=True) / support.n_present())
 
-    def root_power(self, support: Tensor) -> Tensor | None:
-        """Return the power that features [..., n, d] are raised to first, [...]; None where it is 1."""
+    def root_power(self, support: Tensor, present: Tensor | None = None) -> Tensor | None:
+        """Return the power that features [..., n, d] are raised to first, [...]; None where it is 1.
+
+        present [..., n]: which examples count, None is all
+        """
         if not (self.normalize and self.center) or self.metric is not None:
             return None
-        return root_power(support)
+        return root_power(support, present)
 
     def _merged(
         self, support: Tensor, labels: Tensor, weights: Tensor | None
@@ -225,32 +251,30 @@ class GPLDLAAuto(GPLDLA):
         """Return β: a number, or with "auto" one per task [..., 1]."""
         if not self.auto_beta:
             return self.log_beta.exp().to(support.dtype)
-        single = _all_single(member)
-        if self.center and bool(single.all()):
+        single = all_single(member)
+        if self.center and single.all():
             return self._single_beta(support, member).unsqueeze(-1)
         n = support.shape[-2]
+        if n >= 2 * N_SCORED_EXAMPLES and not bool((member.sum(-1) > 0).all()):  # merged copies
+            return for_each_task(self._beta_of, support, member)
         if n >= 2 * N_SCORED_EXAMPLES:  # then an even choice within the classes is enough
-            keys = content_keys(support) if self.center else None
-            kept = balanced_subset(member.argmax(-1), MAX_LEFT_OUT, keys)
-            support, member = (
-                rows.gather(-2, kept.unsqueeze(-1).expand(*kept.shape, rows.shape[-1]))
-                for rows in (support, member)
-            )
+            support, member = balanced_part(support, member, MAX_LEFT_OUT, by_content=self.center)
             if n > MAX_LEFT_OUT:
                 space = self.fit_space(support, member)
             labelled = self.labelled(space(support), member, member.sum(-1))
             statistics = self.class_statistics(labelled)
-        left_out = self.left_out(support, member)
+        left_out = self.left_out(support, member, labelled)
         default = self._default_beta(support, member, left_out, single)  # β₀, [...]
-        steps = torch.tensor([2.0**k for k in GRID], dtype=support.dtype, device=support.device)
-        # All of the grid at once, [grid, ..., 1], where memory allows: most tasks are small.
-        grid = (default.unsqueeze(-1) * steps).movedim(-1, 0).unsqueeze(-1)
+        # All of the grid at once where memory allows: most tasks are small.
         at_once = GRID_VALUES // max(1, labelled.member.numel() // member.shape[-2] * support.shape[-1])
-        parts = grid.split(max(1, at_once))
-        score = torch.cat([self._loo_score(labelled, statistics, left_out, part) for part in parts])
-        # The log likelihood of all left-out examples plus the log prior of β, [..., grid]
-        score = score.movedim(0, -1) - 0.5 * (steps.log() / PRIOR_WIDTH) ** 2
-        return parabola_peak(score, (default.unsqueeze(-1) * steps).log()).exp().unsqueeze(-1)
+        return most_probable_beta(
+            default, lambda beta: self._loo_score(labelled, statistics, left_out, beta), at_once=at_once
+        )
+
+    def _beta_of(self, support: Tensor, member: Tensor) -> Tensor:
+        space = self.fit_space(support, member)
+        labelled = self.labelled(space(support), member, member.sum(-1))
+        return self.choose_beta(support, member, space, labelled, self.class_statistics(labelled))
 
     def _default_beta(self, support: Tensor, member: Tensor, left_out: LooStats, single: Tensor) -> Tensor:
         """Return β₀ [...], the centre of the prior of β."""
@@ -265,8 +289,15 @@ class GPLDLAAuto(GPLDLA):
         z = self._through_metric(self._before_centre(support))
         return beta_of_single_examples(z, member, whiten=self.whiten)
 
-    def left_out(self, support: Tensor, member: Tensor) -> LooStats:
-        """Return the leave-one-out statistics of the support examples [..., n, d], see `leave_one_out`."""
+    def left_out(self, support: Tensor, member: Tensor, labelled: LabelledFeatures | None = None) -> LooStats:
+        """Return the leave-one-out statistics of the support examples [..., n, d], see `leave_one_out`.
+
+        labelled: the same in the task's space, without which class means of unequal shots are not shrunk
+        """
+        shrinkage = None
+        if self.center and labelled is not None and not known_equal(labelled):
+            norms2 = super().class_statistics(labelled).norms2
+            shrinkage = mean_shrinkage(labelled, norms2, shot_short=True)
         return leave_one_out(
             self._through_metric(self._before_centre(support)),
             member,
@@ -275,6 +306,7 @@ class GPLDLAAuto(GPLDLA):
             recentre=self.center,
             whiten=self.whiten,
             whole=self.center,
+            shrinkage=shrinkage,
         )
 
     def leave_one_out(
@@ -290,50 +322,55 @@ class GPLDLAAuto(GPLDLA):
 
         It is that of the LDA estimate with β as chosen from all examples; `map_steps` is left out.
         """
-        assert isinstance(posterior, TaskPosterior)
         support, labels, weights, index = self._merged(support, labels, weights)
-        member = _weighted_one_hot(labels, n_way, weights, support.dtype)
-        left_out = self.left_out(rooted(support, posterior.space.power), member)
+        left_out, phi, diagonal, beta = self._left_out_of(support, labels, n_way, weights, posterior)
+        log_prob = loo_log_prob(phi.phi, diagonal, left_out, beta)
+        log_prob = log_prob.masked_fill((left_out.counted == 0).unsqueeze(-1), math.nan)
+        return log_prob if index is None else log_prob[index]
+
+    def left_out_with_all_shots(
+        self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None, posterior: Posterior
+    ) -> LeftOutPredictions | None:
+        """Return log p(class | a new row like x_i) for all that can be left out, see `missing_shot.py`."""
+        support, labels, weights, _ = self._merged(support, labels, weights)
+        left_out, phi, diagonal, beta = self._left_out_of(support, labels, n_way, weights, posterior)
+        norms2 = self.class_statistics(phi).norms2
+        full = with_all_shots(left_out, phi, norms2, centred=self.center)
+        log_prob, counted = loo_log_prob(phi.phi, diagonal, full, beta), left_out.counted > 0
+        return LeftOutPredictions(log_prob[counted], labels[counted], left_out.counted[counted])
+
+    def _left_out_of(
+        self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None, posterior: Posterior
+    ) -> tuple[LooStats, LabelledFeatures, LinearGPPosterior, Tensor]:
+        """Return the statistics of left-out examples without copies, the examples in space, and β."""
+        assert isinstance(posterior, TaskPosterior)
+        member = weighted_one_hot(labels, n_way, weights, support.dtype)
         beta, diagonal = posterior.beta.to(support), posterior.diagonal
         phi = self.labelled(posterior.space(support), member, weights)
         if self.map_steps:
             mode = self.mode_at(self.class_statistics(phi), phi, beta)
             diagonal = self.laplace_at(mode, phi, beta, self.log_beta_b.exp().to(beta))
-        log_prob = _loo_log_prob(phi.phi, diagonal, left_out, beta)
-        log_prob = log_prob.masked_fill((left_out.counted == 0).unsqueeze(-1), math.nan)
-        return log_prob if index is None else log_prob[index]
+        return self.left_out(rooted(support, posterior.space.power), member, phi), phi, diagonal, beta
 
     def novelty_scores(
         self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None
     ) -> NoveltyScores:
-        """Return the cosines of examples left out alone, and of examples whose class is left out.
+        """Return how well examples fit that are left out alone, and those whose class is left out.
 
-        support [n, d], labels [n], weights [n]; of many examples a balanced subset is used. Each is empty
-        where it cannot be had: the first where all classes have single examples, the second where there are
-        fewer than `MIN_CLASSES` classes.
+        support [n, d], labels [n], weights [n]; of many examples a balanced subset is left out.
         """
         support, labels, weights, _ = self._merged(support, labels, weights)
-        support = rooted(support, self.root_power(support))
+        support = rooted(support, self.root_power(support, None if weights is None else weights > 0))
         kept = balanced_subset(labels, MAX_LEFT_OUT, content_keys(support) if self.center else None)
-        if len(kept) < len(labels):
-            support, labels = support[kept], labels[kept]
-            weights = None if weights is None else weights[kept]
-        member = _weighted_one_hot(labels, n_way, weights, support.dtype)
-        left_out = self.left_out(support, member)
-        counted, present = left_out.counted > 0, member.sum(-2) > 0
-        known = left_out.cosine.masked_fill(~present, -torch.inf).amax(-1)
-        classes = labels.unique()
-        unknown, order = [support.new_empty(0)], [labels.new_empty(0)]
-        folds = classes.tensor_split(min(MAX_FOLDS, len(classes))) if len(classes) >= MIN_CLASSES else ()
-        for fold in folds:
-            out = torch.isin(labels, fold)
-            space = self.fit_space(support[~out], member[~out])
-            rest = self.labelled(space(support[~out]), member[~out])
-            means = self.class_statistics(rest).means
-            unknown.append(nearest_cosine(space(support[out]), means, rest.counts == 0))
-            order.append(torch.nonzero(out).flatten())
-        weight = member.sum(-1)
-        return NoveltyScores(known[counted], torch.cat(unknown), weight[counted], weight[torch.cat(order)])
+        return novelty_scores(
+            support,
+            weighted_one_hot(labels, n_way, weights, support.dtype),
+            kept if len(kept) < len(labels) else None,
+            fit_space=self.fit_space,
+            before_space=lambda rows: self._through_metric(self._before_centre(rows)),
+            centred=self.center,
+            whiten=self.whiten,
+        )
 
     def exportable(self, posterior: Posterior) -> "GPLDLAAuto":
         """Return a head with the β of this task, which does not whiten: ONNX has no eigendecomposition."""
@@ -360,7 +397,7 @@ class GPLDLAAuto(GPLDLA):
         mode = self.mode_at(statistics, labelled, beta)
         diagonal = self.laplace_at(mode, labelled, beta, self.log_beta_b.exp().to(beta.dtype))
         some = labelled.phi.every_nth(every)
-        log_prob = _loo_log_prob(some, diagonal, left_out.every_nth(every), beta)
+        log_prob = loo_log_prob(some, diagonal, left_out.every_nth(every), beta)
         own = (log_prob.nan_to_num(neginf=0) * (labelled.member[..., ::every, :] > 0)).sum(-1)
         return (own * left_out.every_nth(every).counted).sum(-1)
 
@@ -381,39 +418,3 @@ class GPLDLAAuto(GPLDLA):
         phi = Rows.of(z, normalize=self.normalize)
         times = None if weights is None else weights.unsqueeze(-1)
         return LabelledFeatures(phi, member, counts, self._log_priors(counts), absent_classes(counts), times)
-
-
-def _weighted_one_hot(labels: Tensor, n_way: int, weights: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return the membership matrix [..., n, n_way], with how often an example counts in place of 1."""
-    member = class_one_hot(labels, n_way, dtype)
-    return member if weights is None else member * weights.unsqueeze(-1)
-
-
-def _all_single(member: Tensor) -> Tensor:
-    """Return whether no class has a second example, [..., n, C] → [...]."""
-    return ((member > 0).sum(-2) <= 1).all(-1)
-
-
-def _loo_log_prob(phi: Rows, diagonal: LinearGPPosterior, left_out: LooStats, beta: Tensor) -> Tensor:
-    """Return log p(class | x_i, S without i), [..., n, C].
-
-    The variances are those of the whole support set: one example of many hardly changes V* and v*.
-    """
-    var = phi.squared_dot(diagonal.weight_var, diagonal.bias_var)
-    return quadrature(left_out.mean(beta.squeeze(-1) if beta.ndim else beta), var)
-
-
-def _as_tensor(metric: Any) -> Tensor:
-    """Return a matrix as a saved model has it, in lists."""
-    try:
-        matrix = torch.tensor(metric, dtype=torch.get_default_dtype())
-        if matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]:
-            return matrix
-    except (TypeError, ValueError):
-        pass
-    raise UserError(f"metric must be a square matrix [d, d], not {type(metric).__name__}.")
-
-
-def default_beta(feature_dim: int) -> float:
-    """Return β₀ for features that are not centred: it does well on single shots of most of them."""
-    return float(DEFAULT_SCALE / feature_dim**0.25)

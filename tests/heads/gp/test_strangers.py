@@ -10,9 +10,10 @@ from gpldla.heads import create_head
 from gpldla.heads.base import class_one_hot, unit_length
 from gpldla.heads.gp.content import balanced_subset, find_copies
 from gpldla.heads.gp.leave_one_out import leave_one_out
-from gpldla.heads.gp.root import root_power, rooted
 from gpldla.heads.gp.strangers import (
     LOGIT_SCALE,
+    PRIOR_FREEDOM,
+    PRIOR_LIKENESS,
     beta_of_left_out,
     beta_of_single_examples,
     effective_shots,
@@ -61,12 +62,12 @@ def test_likeness_is_that_of_leaving_out_one_class_after_the_other(n, d, whiten)
 def test_few_classes_have_the_prior_alone(n):
     features = torch.tensor(rows_of(n, 30))
     beta = beta_of_single_examples(features, torch.eye(max(2, n))[:n].double(), whiten=True)
-    assert beta.item() == pytest.approx(LOGIT_SCALE / math.sqrt(0.3 * math.sqrt(30)))
+    assert beta.item() == pytest.approx(LOGIT_SCALE / math.sqrt(PRIOR_LIKENESS * math.sqrt(30)))
 
 
 def test_the_prior_counts_as_four_degrees_of_freedom():
     rows = rows_of(8, 30)
-    expected = (4 * 0.3 / math.sqrt(30) + 20 * likeness_by_loops(rows, True)) / 24
+    expected = (PRIOR_FREEDOM * PRIOR_LIKENESS / math.sqrt(30) + 20 * likeness_by_loops(rows, True)) / 24
     beta = beta_of_single_examples(torch.tensor(rows), torch.eye(8).double(), whiten=True)
     assert beta.item() == pytest.approx(1.35 / math.sqrt(30 * expected))
 
@@ -89,7 +90,7 @@ def test_more_shots_take_the_cosines_of_left_out_examples_with_other_classes():
     ]
     k, C = 3, 4
     freedom = max(0, k * (2 * C - k - 1) / 2 - C)
-    sigma2 = (4 * 0.3 / math.sqrt(20) + freedom * np.mean(squares)) / (4 + freedom)
+    sigma2 = (PRIOR_FREEDOM * PRIOR_LIKENESS / math.sqrt(20) + freedom * np.mean(squares)) / (4 + freedom)
     expected = 1.35 * (9 / 4) ** (1 / 3) / math.sqrt(sigma2 * 20)
     assert beta_of_left_out(left_out, member, 20).item() == pytest.approx(expected)
 
@@ -133,21 +134,6 @@ def test_means_of_equal_shots_are_what_they_were():
     z = unit_length(posterior.space(support))
     mu = posterior.diagonal.weight_mean * posterior.diagonal.sigma2
     torch.testing.assert_close(mu, torch.stack([z[labels == j].mean(0) for j in range(4)]))
-
-
-def test_root_of_features_that_are_nowhere_negative():
-    features = torch.rand(2, 5, 7).double()
-    features[1, 0, 0] = -1
-    features[0, 0, 0] = 0
-    power = root_power(features)
-    assert power.tolist() == [0.75, 1]
-    got = unit_length(rooted(features, power))
-    torch.testing.assert_close(got[0], unit_length(features[0] ** 0.75))
-    torch.testing.assert_close(got[1], unit_length(features[1]))
-    assert root_power(features[1]) is None
-    torch.testing.assert_close(rooted(1e-30 * features, power), rooted(features, power))
-    queries = -features[0]  # signs are kept
-    torch.testing.assert_close(unit_length(rooted(queries, power[0])), -got[0])
 
 
 def test_single_examples_are_pooled_whatever_they_weigh():

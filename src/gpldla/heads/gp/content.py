@@ -92,3 +92,13 @@ def balanced_subset(labels: Tensor, most: int, keys: Tensor | None = None) -> Te
         return kept
     blocks = torch.arange(n, device=labels.device) // BLOCK
     return kept[..., blocks % math.ceil(n / most) == 0]
+
+
+def balanced_part(support: Tensor, member: Tensor, most: int, *, by_content: bool) -> tuple[Tensor, Tensor]:
+    """Return the rows of support [..., n, d] and member [..., n, C] that `balanced_subset` chooses."""
+    kept = balanced_subset(member.argmax(-1), most, content_keys(support) if by_content else None)
+    index = kept.unsqueeze(-1)
+    return (
+        support.gather(-2, index.expand(*kept.shape, support.shape[-1])),
+        member.gather(-2, index.expand(*kept.shape, member.shape[-1])),
+    )

@@ -2,10 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gpldla.heads.gp.linear_gp import LinearGPPosterior
+from gpldla.heads.gp.predictive import quadrature
+from gpldla.heads.gp.rows import Rows
 from gpldla.heads.gp.task_space import positive, scatter_scale, zero_if_rounding
 
 
@@ -44,6 +48,7 @@ def leave_one_out(
     recentre: bool,
     whiten: bool,
     whole: bool = False,
+    shrinkage: Tensor | None = None,
 ) -> LooStats:
     """Leave each example out of the class means, the centre, the shared covariance and the scale in turn.
 
@@ -52,6 +57,7 @@ def leave_one_out(
     whole: leave an example out with all its weight; else of a weight above 1 only 1 is left out, as if it
         were so many copies
     log_priors [..., C]: given class priors; None takes the weights that are left
+    shrinkage [..., C]: s_j, by which the class means are multiplied, see `mean_shrinkage`; None is 1
     recentre: whether the centre is the mean of the class means; whiten: whether there is a shared covariance
 
     Everything follows from inner products of examples, so one n×n matrix serves all n classifiers: leaving
@@ -74,6 +80,9 @@ def leave_one_out(
     shot_short = (mean_norm2 * can_lose).sum(-1, keepdim=True) / positive(losers)
     mean_norm2 = mean_norm2.where((to_classes > 0) | (losers == 0), shot_short)
 
+    if shrinkage is not None:
+        dots = dots * shrinkage.unsqueeze(-1)
+        mean_norm2 = mean_norm2 * shrinkage.square().unsqueeze(-1)
     is_left = to_classes * remains + (1 - to_classes) * weights.present.unsqueeze(-1)  # [..., C, i]
     rms2 = (mean_norm2 * is_left).sum(-2) / positive(is_left.sum(-2))
     slope = (dots - mean_norm2 / 2) * (math.sqrt(d) / positive(rms2).sqrt()).unsqueeze(-2)  # Eq. 17-19
@@ -83,6 +92,40 @@ def leave_one_out(
     log_pi = (prior * is_left).log()
     log_pi = log_pi - log_pi.logsumexp(-2, keepdim=True)
     return LooStats(slope.mT, log_pi.mT, weights.weight * weights.remains, cosine.mT)
+
+
+def loo_log_prob(phi: Rows, diagonal: LinearGPPosterior, left_out: LooStats, beta: Tensor) -> Tensor:
+    """Return log p(class | x_i, S without i), [..., n, C].
+
+    The variances are those of the whole support set: one example of many hardly changes V* and v*.
+    """
+    var = phi.squared_dot(diagonal.weight_var, diagonal.bias_var)
+    return quadrature(left_out.mean(beta.squeeze(-1) if beta.ndim else beta), var)
+
+
+class LeftOutProducts(NamedTuple):
+    """Inner products of every example x_i with the means m_j of the classes without it.
+
+    dots x_i·m_j, mean_norm2 ‖m_j‖² [..., n, C]; norm2 ‖x_i‖² [..., n]; left [..., n]: what weight its class
+    has without it
+    """
+
+    dots: Tensor
+    mean_norm2: Tensor
+    norm2: Tensor
+    left: Tensor
+
+
+def left_out_products(
+    features: Tensor, member: Tensor, *, recentre: bool, whiten: bool, whole: bool
+) -> LeftOutProducts:
+    """Return the inner products in the task's space without each example in turn, see `leave_one_out`."""
+    if recentre:
+        features = features - features.mean(-2, keepdim=True)
+    weights = _Weights.of(member, whole=whole)
+    dots, mean_norm2, norm2 = _products(features @ features.mT, weights, False, recentre, whiten)
+    left = weights.left * weights.remains
+    return LeftOutProducts(dots.mT, mean_norm2.mT, _of_left_out(norm2).squeeze(-2), left)
 
 
 @dataclass

@@ -49,6 +49,7 @@ class LabelledFeatures(NamedTuple):
 
     member: one-hot labels; an example with a weight has the weight in place of 1
     absent [..., C]: which classes have no examples; None if all are known to have some
+    offset [..., n, C]: what is known of the logits of the examples beforehand; None: nothing
     """
 
     phi: Rows
@@ -57,6 +58,7 @@ class LabelledFeatures(NamedTuple):
     log_pi: Tensor
     absent: Tensor | None
     weights: Tensor | None = None  # [..., n, 1]: how often each example counts; None: once each
+    offset: Tensor | None = None
 
     def fill_absent(self, values: Tensor, value: float) -> Tensor:
         """Return values [..., C] with `value` for classes without examples."""
@@ -169,7 +171,8 @@ class LinearGP(Head):
         """Return the Laplace posterior around a mode."""
         w, sigma2 = mode.w, mode.sigma2
         b = support.fill_absent(mode.b, -math.inf)
-        p = support.phi.dot(w, b).softmax(-1)  # p(y=j | F*(x)), [..., n, C]
+        logits = support.phi.dot(w, b) if support.offset is None else support.phi.dot(w, b) + support.offset
+        p = logits.softmax(-1)  # p(y=j | F*(x)), [..., n, C]
         a = p - p.square()  # a*(x, y, j)
         if support.weights is not None:
             a = a * support.weights
@@ -244,6 +247,7 @@ class LinearGPPosterior(Posterior):
     """
 
     has_logits: ClassVar[bool] = True
+    has_representation: ClassVar[bool] = True
     weight_mean: Tensor
     bias_mean: Tensor
     weight_var: Tensor
@@ -280,6 +284,11 @@ class LinearGPPosterior(Posterior):
     def rows(self, query: Tensor) -> Rows:
         """Return φ of query features [..., q, d]."""
         return Rows.of(query, normalize=self.normalize, power=self.power)
+
+    def representation(self, query: Tensor) -> Tensor:
+        """Return φ [..., q, d]."""
+        rows = self.rows(query)
+        return rows.x if rows.scale is None else rows.x * rows.scale
 
     def _logits(self, query: Tensor, w: Tensor, b: Tensor, V: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         phi = self.rows(query)

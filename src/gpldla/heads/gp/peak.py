@@ -1,6 +1,28 @@
-"""The maximum of a function that is known on an even grid."""
+"""The β with the largest posterior density, on a grid around the centre of its prior."""
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
+
+PRIOR_WIDTH = 0.4  # how far (in log β) a task may be from β₀, see `strangers.py`
+GRID = range(-3, 5)  # powers of 2, around β₀, at which the likelihood is computed
+
+
+def most_probable_beta(
+    default: Tensor, log_likelihood: Callable[[Tensor], Tensor], *, at_once: int = len(GRID)
+) -> Tensor:
+    """Return β [..., 1] under a log-normal prior around `default` β₀ [...].
+
+    log_likelihood: of a task's examples, from β [k, ..., 1] to [k, ...]
+    at_once: how many β of a task it may be asked for in one call
+    """
+    steps = torch.tensor([2.0**k for k in GRID], dtype=default.dtype, device=default.device)
+    grid = default.unsqueeze(-1) * steps  # [..., grid]
+    parts = grid.movedim(-1, 0).unsqueeze(-1).split(max(1, at_once))
+    score = torch.cat([log_likelihood(part) for part in parts]).movedim(0, -1)
+    score = score - 0.5 * (steps.log() / PRIOR_WIDTH) ** 2
+    return parabola_peak(score, grid.log()).exp().unsqueeze(-1)
 
 
 def parabola_peak(score: Tensor, at: Tensor) -> Tensor:

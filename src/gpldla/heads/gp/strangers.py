@@ -24,7 +24,10 @@ from gpldla.heads.gp.task_space import positive, zero_if_rounding
 LOGIT_SCALE = 1.35
 GROWTH = 1 / 3
 # The prior of σ²: PRIOR_LIKENESS / √d, which counts as much as PRIOR_FREEDOM degrees of freedom.
-PRIOR_LIKENESS, PRIOR_FREEDOM = 0.3, 4.0
+PRIOR_LIKENESS, PRIOR_FREEDOM = 0.2, 4.0
+# Without a centre β₀ is DEFAULT_SCALE / d^¼, in the middle between logits of the same scale and logits of
+# the same noise in any dimension.
+DEFAULT_SCALE = 3.0
 
 
 def strangers_likeness(features: Tensor, present: Tensor, *, whiten: bool) -> Tensor:
@@ -68,10 +71,16 @@ def beta_of_single_examples(features: Tensor, member: Tensor, *, whiten: bool) -
 
     The shape of n centred points has n(n − 3)/2 degrees of freedom.
     """
+    sigma2 = likeness_of_single_examples(features, member, whiten=whiten)
+    return _scale(sigma2, torch.ones_like(sigma2), features.shape[-1])
+
+
+def likeness_of_single_examples(features: Tensor, member: Tensor, *, whiten: bool) -> Tensor:
+    """Return σ² [...] of tasks with one example per class, shrunk to its prior, see `_shrunk`."""
     present = (member.sum(-1) > 0).to(features.dtype)
     n = present.sum(-1)
     likeness2 = strangers_likeness(features, present, whiten=whiten)
-    return _scale(likeness2, (n * (n - 3) / 2).clamp_min(0), torch.ones_like(n), features.shape[-1])
+    return _shrunk(likeness2, (n * (n - 3) / 2).clamp_min(0), features.shape[-1])
 
 
 def beta_of_left_out(left_out: LooStats, member: Tensor, feature_dim: int) -> Tensor:
@@ -87,7 +96,7 @@ def beta_of_left_out(left_out: LooStats, member: Tensor, feature_dim: int) -> Te
     C = present.sum(-1).to(likeness2)
     k = ((member > 0) & counted).any(-2).sum(-1).to(likeness2)
     freedom = (k * (2 * C - k - 1) / 2 - C).clamp_min(0)
-    return _scale(likeness2, freedom, effective_shots(member).sum(-1) / C, feature_dim)
+    return _scale(_shrunk(likeness2, freedom, feature_dim), effective_shots(member).sum(-1) / C, feature_dim)
 
 
 def effective_shots(member: Tensor) -> Tensor:
@@ -95,8 +104,16 @@ def effective_shots(member: Tensor) -> Tensor:
     return member.sum(-2).square() / positive(member.square().sum(-2))
 
 
-def _scale(likeness2: Tensor, freedom: Tensor, shots: Tensor, feature_dim: int) -> Tensor:
+def default_beta(feature_dim: int) -> float:
+    """Return β₀ for features that are not centred: it does well on single shots of most of them."""
+    return float(DEFAULT_SCALE / feature_dim**0.25)
+
+
+def _shrunk(likeness2: Tensor, freedom: Tensor, feature_dim: int) -> Tensor:
     prior = PRIOR_FREEDOM * PRIOR_LIKENESS / math.sqrt(feature_dim)
-    sigma2 = (prior + freedom * likeness2) / (PRIOR_FREEDOM + freedom)
+    return (prior + freedom * likeness2) / (PRIOR_FREEDOM + freedom)
+
+
+def _scale(sigma2: Tensor, shots: Tensor, feature_dim: int) -> Tensor:
     beta: Tensor = LOGIT_SCALE * shots**GROWTH / (sigma2 * feature_dim).sqrt()
     return beta

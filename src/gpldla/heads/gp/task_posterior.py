@@ -6,9 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gpldla.heads.base import Posterior, unit_length
+from gpldla.heads.base import KnownClasses, Posterior, unit_length
 from gpldla.heads.gp.coupled import CoupledPosterior
 from gpldla.heads.gp.linear_gp import LinearGPPosterior
+from gpldla.heads.gp.novelty import class_fit
 from gpldla.heads.gp.task_space import TaskSpace
 
 SPACE = ("center", "directions", "shrink", "power")  # what a posterior's state keeps of its space
@@ -21,16 +22,19 @@ class TaskPosterior(Posterior):
     diagonal: the paper's posterior; coupled: that with the exact covariance around the same mode, or None
     means: the class means in this space, up to a factor, [..., C, d]; beta [...]: as it was chosen
     from_single_examples: whether β was chosen where every class has one example, which cannot measure it
+    from_unlabelled: whether unlabelled rows helped to find space and class means
     """
 
     has_novelty: ClassVar[bool] = True
     has_logits: ClassVar[bool] = True
+    has_representation: ClassVar[bool] = True
     space: TaskSpace
     diagonal: LinearGPPosterior
     means: Tensor
     beta: Tensor
     coupled: CoupledPosterior | None = None
     from_single_examples: bool = False
+    from_unlabelled: bool = False
 
     @property
     def inner(self) -> LinearGPPosterior | CoupledPosterior:
@@ -45,9 +49,19 @@ class TaskPosterior(Posterior):
         """Return mean [..., q, C] and variance [..., q, C] or covariance [..., q, C, C] of the logits."""
         return self.inner.logits(self.space(query))
 
+    def representation(self, query: Tensor) -> Tensor:
+        """Return φ in the task's space, [..., q, d]."""
+        return self.diagonal.representation(self.space(query))
+
+    def class_fit(self, query: Tensor, classes: KnownClasses) -> Tensor:
+        """Return how well each query fits the class that it fits best, [..., q, d] → [..., q]."""
+        return class_fit(self.space(query), classes)
+
     def nearest_mean_cosine(self, query: Tensor) -> Tensor:
         """Return the cosine between each query and the nearest class mean, [..., q, d] → [..., q]."""
-        return nearest_cosine(self.space(query), self.means, self.diagonal.bias_mean.isinf())
+        cosine = unit_length(self.space(query)) @ unit_length(self.means).mT
+        absent = self.diagonal.bias_mean.isinf()  # classes without examples
+        return cosine.masked_fill(absent.unsqueeze(-2), -torch.inf).amax(-1)
 
     def state(self) -> dict[str, Tensor]:
         """Return space, moments, β and class means; nothing with the full covariance."""
@@ -63,12 +77,3 @@ class TaskPosterior(Posterior):
     def fix_draws(self, seed: int = 0) -> None:
         """Fix the draws of a Monte Carlo predictive."""
         self.diagonal.fix_draws(seed)
-
-
-def nearest_cosine(z: Tensor, means: Tensor, absent: Tensor) -> Tensor:
-    """Return the cosine between rows [..., q, d] and the nearest of the means [..., C, d]: [..., q].
-
-    absent [..., C]: classes without examples, which do not count
-    """
-    cosine = unit_length(z) @ unit_length(means).mT
-    return cosine.masked_fill(absent.unsqueeze(-2), -torch.inf).amax(-1)

@@ -1,12 +1,15 @@
 """A task's own view of features that were not trained for it: centred, and whitened within the classes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpldla.heads.base import unit_length
+from gpldla.heads.base import can_read_values, class_one_hot, unit_length
 from gpldla.heads.gp.root import rooted
+from gpldla.utils.errors import UserError
 
 
 @dataclass
@@ -38,14 +41,20 @@ class TaskSpace:
         z = rooted(features, self.power)
         z = unit_length(z) if self.normalize_first else z
         if self.center is not None:
-            length2 = z.square().sum(-1, keepdim=True)
+            length2 = 1.0 if self.normalize_first else z.square().sum(-1, keepdim=True)
             z = zero_rounding_rows(z - self.center.unsqueeze(-2), length2)
         if self.metric is not None:
             z = z @ self.metric
         if self.directions is not None and self.shrink is not None:
-            along = z @ self.directions.mT  # [..., n, r]
-            z = z + (along * self.shrink.unsqueeze(-2)) @ self.directions
+            along = (z @ self.directions.mT) * self.shrink.unsqueeze(-2)  # [..., n, r]
+            z = torch.addmm(z, along, self.directions) if z.ndim == 2 else z + along @ self.directions
         return z
+
+
+def weighted_one_hot(labels: Tensor, n_way: int, weights: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the membership matrix [..., n, n_way], with how often an example counts in place of 1."""
+    member = class_one_hot(labels, n_way, dtype)
+    return member if weights is None else member * weights.unsqueeze(-1)
 
 
 def class_means(features: Tensor, member: Tensor) -> Tensor:
@@ -68,9 +77,16 @@ def within_class_directions(features: Tensor, member: Tensor) -> tuple[Tensor, T
     """Return the directions [..., r, d] of A = I + κS and how A^{-1/2} shrinks them [..., r]."""
     weight = member.sum(-1, keepdim=True)  # [..., n, 1]
     residuals = (features - (member > 0).to(features.dtype) @ class_means(features, member)) * weight.sqrt()
-    n, d = residuals.shape[-2:]
     trace = zero_if_rounding(residuals.square().sum((-2, -1)), (features.square() * weight).sum((-2, -1)))
-    kappa = scatter_scale(trace, member)  # [...]
+    return scatter_directions(residuals, scatter_scale(trace, member))
+
+
+def scatter_directions(residuals: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the directions [..., r, d] of A = I + κS and how A^{-1/2} shrinks them [..., r].
+
+    residuals [..., n, d] with S = Σ r rᵀ; κ [...]
+    """
+    n, d = residuals.shape[-2:]
     if n <= d:
         values, vectors = torch.linalg.eigh(residuals @ residuals.mT)
         directions = vectors.mT @ residuals / positive(values).sqrt().unsqueeze(-1)
@@ -92,19 +108,29 @@ def pooled_if_single(member: Tensor) -> Tensor:
     differ along much the same directions as examples of different classes: all examples, each once, are taken
     as one class.
     """
-    single = ((member > 0).sum(-2) <= 1).all(-1)[..., None, None]
+    single = all_single(member)[..., None, None]
+    if can_read_values(single) and not bool(single.any()):
+        return member
     first = torch.arange(member.shape[-1], device=member.device) == 0
     everything = (member.sum(-1, keepdim=True) > 0).to(member.dtype) * first.to(member.dtype)
     return torch.where(single, everything, member)
 
 
-def zero_rounding_rows(rows: Tensor, length2: Tensor) -> Tensor:
+def all_single(member: Tensor) -> Tensor:
+    """Return whether no class has a second example, [..., n, C] → [...]."""
+    return ((member > 0).sum(-2) <= 1).all(-1)
+
+
+def zero_rounding_rows(rows: Tensor, length2: Tensor | float) -> Tensor:
     """Return rows [..., n, d] with zeros for those that are what rounding leaves of a difference.
 
     length2 [..., n, 1]: the squared length of what was subtracted from
     """
     least = (32 * torch.finfo(rows.dtype).eps) ** 2
-    return rows * (rows.square().sum(-1, keepdim=True) > least * length2)
+    real = rows.square().sum(-1, keepdim=True) > least * length2
+    if can_read_values(real) and bool(real.all()):
+        return rows
+    return rows * real
 
 
 def scatter_scale(trace: Tensor, member: Tensor) -> Tensor:
@@ -122,3 +148,22 @@ def zero_if_rounding(trace: Tensor, total: Tensor) -> Tensor:
 def positive(x: Tensor) -> Tensor:
     """Return x with 1 for what is not positive, to divide by."""
     return x.where(x > 0, 1)
+
+
+def as_square_matrix(metric: Any) -> Tensor:
+    """Return a matrix as a saved model has it, in lists."""
+    try:
+        matrix = torch.tensor(metric, dtype=torch.get_default_dtype())
+        if matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]:
+            return matrix
+    except (TypeError, ValueError):
+        pass
+    raise UserError(f"metric must be a square matrix [d, d], not {type(metric).__name__}.")
+
+
+def for_each_task(function: Callable[[Tensor, Tensor], Tensor], features: Tensor, member: Tensor) -> Tensor:
+    """Apply a function to the rows that count of each task, [..., n, d], [..., n, C]; stack the results."""
+    tasks = zip(features.reshape(-1, *features.shape[-2:]), member.reshape(-1, *member.shape[-2:]))
+    kept = [(rows, own, own.sum(-1) > 0) for rows, own in tasks]
+    results = [function(rows[counts], own[counts]) for rows, own, counts in kept]
+    return torch.stack(results).view(*member.shape[:-2], -1)
