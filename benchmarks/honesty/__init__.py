@@ -1,6 +1,8 @@
 """Honest away from home: GPLDLAClassifier and its rivals with few examples per class, in many domains.
 
     python -m benchmarks.honesty [--only NAME ...] [--shots 1 2 5 10] [--tasks SCALE] [--features FOLDER]
+    python -m benchmarks.honesty --times
+    python -m benchmarks.honesty --novelty [--only NAME ...] [--tasks SCALE] [--features FOLDER]
     python -m benchmarks.honesty --render
 
 Domains: birds, ImageNet classes, characters, digits and printed letters through EfficientNet-Lite0,

@@ -2,24 +2,38 @@
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 
 import benchmarks.honesty
+from benchmarks.honesty.constants import Choice
 from benchmarks.honesty.domains import DOMAINS, features
-from benchmarks.honesty.measure import Numbers, draw, measure
-from benchmarks.honesty.tables import render, tables
+from benchmarks.honesty.measure import Numbers, measure, time_again
+from benchmarks.honesty.novelty import measure_all, novelty_tables
+from benchmarks.honesty.tables import fill, render, tables
+from benchmarks.honesty.tasks import draw
 from gpldla.data.paths import DataPaths
 from gpldla.utils.files import read_json, write_atomically
 from gpldla.utils.progress import Reporter
 from gpldla.utils.provenance import provenance
 
 ROOT = Path(__file__).parents[2]
+NOVELTY = ROOT / "results" / "novelty.json"
 PAGES = (ROOT / "docs" / "methods" / "gpldla-auto.md", ROOT / "docs" / "own-data.md")
 SHOTS = (1, 2, 5, 10)
-TASKS = {5: 200, 20: 40}  # of one shot, by the number of classes; a quarter of them of more shots
-SPECIAL = {"two classes": (1, 1), "unequal shots": (1, 5, 1, 5, 1), "a duplicated example": (1, 1, 1, 1, 1)}
+# Numbers of tasks by ways and shots: so many that the noise of the ECE is below one point
+TASKS = {
+    (5, 1): 200, (5, 2): 120, (5, 5): 40, (5, 10): 30,
+    (20, 1): 40, (20, 2): 40, (20, 5): 12, (20, 10): 8,
+}  # fmt: skip
+TIMED_TASKS = 12
+SPECIAL = {
+    "two classes": ((1, 1), 150),
+    "unequal shots": ((1, 5, 1, 5, 1), 100),
+    "a duplicated example": ((1,) * 5, 100),
+}
 
 
 def main() -> None:
@@ -36,34 +50,65 @@ def main() -> None:
     parser.add_argument(
         "--render", action="store_true", help="write the tables to the pages; measure nothing"
     )
+    parser.add_argument("--times", action="store_true", help="measure the times again, and nothing else")
+    parser.add_argument("--novelty", action="store_true", help='measure "none of these" only')
     options = parser.parse_args()
     if options.render:
-        results = read_json(options.json)
+        stored, novelty = read_json(options.json), read_json(NOVELTY)
         for page in PAGES:
-            write_atomically(page, render(page.read_text("utf-8"), results).encode())
+            text = fill(render(page.read_text("utf-8"), stored), novelty_tables(novelty))
+            write_atomically(page, text.encode())
+        return
+    if options.times:
+        measure_times(options.json, options.features)
+        return
+    if options.novelty:
+        found = measure_all(options.only, options.features, options.tasks, Reporter(Console(stderr=True)))
+        write_atomically(NOVELTY, (json.dumps(found, indent=1) + "\n").encode())
         return
     command = "python -m benchmarks.honesty" + (f" --tasks {options.tasks:g}" if options.tasks != 1 else "")
     if options.shots != list(SHOTS):
         command += f" --shots {' '.join(map(str, options.shots))}"
-    tasks = {ways: max(2, round(options.tasks * count)) for ways, count in TASKS.items()}
-    rows: list[Numbers] = []
-    where = provenance("cpu")
     reporter = Reporter(Console(stderr=True))
-    for name in options.only:
-        X, y = features(name, options.features)
-        cells = [("equal", (shots,) * ways) for ways in TASKS for shots in options.shots] + [*SPECIAL.items()]
-        with reporter.bar(name, len(cells)) as advance:
-            for kind, shots in cells:
-                count = tasks.get(len(shots), tasks[5]) // (1 if max(shots) == 1 else 4)
-                drawn = list(draw(y, shots, max(1, count), twice="duplicated" in kind))
+    domains = {name: features(name, options.features) for name in options.only}
+    choice = Choice(domains)
+    kinds = [
+        ("equal", (shots,) * ways, count) for (ways, shots), count in TASKS.items() if shots in options.shots
+    ]
+    kinds += [(kind, shots, count) for kind, (shots, count) in SPECIAL.items()]
+    results: Numbers = {"command": command, **provenance("cpu"), "constants": {}, "rows": []}
+    for name, (X, y) in domains.items():
+        held_out = choice.without(name)
+        results["constants"][name] = asdict(held_out)
+        with reporter.bar(name, len(kinds)) as advance:
+            for kind, shots, count in kinds:
+                drawn = list(draw(y, shots, max(2, round(options.tasks * count)), twice="duplicated" in kind))
                 facts = {"domain": name, "kind": kind, "ways": len(shots), "shots": shots[0]}
-                measured = measure(X, drawn, min(shots), len(shots)) if drawn else []
-                rows += [{**facts, **row} for row in measured]
+                measured = measure(X, drawn, min(shots), len(shots), held_out) if drawn else []
+                results["rows"] += [{**facts, **row} for row in measured]
                 advance(1)
-        results = {"command": command, **where, "tasks": [*tasks.values()], "rows": rows}
         write_atomically(options.json, (json.dumps(results, indent=1) + "\n").encode())
+    results["constants"]["of all domains"] = asdict(choice.without(None))
+    write_atomically(options.json, (json.dumps(results, indent=1) + "\n").encode())
     for name, lines in tables(results).items():
         print(f"{name}\n\n" + "\n".join(lines), end="\n\n")
+
+
+def measure_times(file: Path, folder: Path) -> None:
+    """Measure the times of GPLDLA in the stored rows again, for when the machine was busy."""
+    results = read_json(file)
+    kinds = {("equal", ways, shots): (shots,) * ways for ways, shots in TASKS}
+    kinds |= {(kind, len(shots), shots[0]): shots for kind, (shots, _) in SPECIAL.items()}
+    times: dict[tuple[str, str, int, int], dict[str, float]] = {}
+    for row in results["rows"]:
+        key = (row["domain"], row["kind"], row["ways"], row["shots"])
+        if key not in times:
+            X, y = features(row["domain"], folder)
+            shots = kinds[key[1:]]
+            drawn = list(draw(y, shots, TIMED_TASKS, twice="duplicated" in row["kind"]))
+            times[key] = time_again(X, drawn, min(shots), len(shots))
+        row["milliseconds"] = times[key].get(row["method"], row["milliseconds"])
+    write_atomically(file, (json.dumps(results, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

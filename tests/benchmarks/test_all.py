@@ -76,3 +76,31 @@ def test_loading_runs_without_any_data(tmp_path):
     rows = json.loads(target.read_text())["rows"]
     assert [row["data"] for row in rows] == ["generated", "generated"]
     assert all(row["ratio"] > 1 for row in rows)
+
+
+@pytest.mark.long
+def test_pictures_run_without_any_data(tmp_path):
+    """With a small network on few drawn pictures: every way works, and its rate is that of its pictures."""
+    command = "-m benchmarks.pictures --model cub-conv4-5shot --rounds 1 --seconds 0.05 --small 60 --phone 4"
+    environment = {**os.environ, "GPLDLA_DATA": str(tmp_path), "GPLDLA_CACHE": str(tmp_path / "cache")}
+    target = tmp_path / "pictures.json"
+    run = subprocess.run(
+        [sys.executable, *command.split(), "--growth", "5", "10", "--json", str(target)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    results = json.loads(target.read_text())
+    assert [case["count"] for case in results["cases"]] == [60, 4]
+    for case in results["cases"]:
+        assert case["ratios"][case["best"]] == 1
+        assert {"fit", "transform", "predict", "predict -o"} <= case["ratios"].keys()
+        assert all(0.001 < ratio < 1000 for ratio in case["ratios"].values())
+    assert [row["pictures"] for row in results["growth"]] == [5, 10]
+    assert all(row["megabytes"] > 50 for row in results["growth"])
+    imports, bare, stored, plain = results["first_answer_ms"].values()
+    assert imports < bare < plain
+    assert stored < plain
