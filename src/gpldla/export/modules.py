@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from gpldla.backbones import Backbone
 from gpldla.classifier.calibration import apply_temperature
+from gpldla.classifier.own_prior import OwnPrior
 from gpldla.data.augment.transforms import centre_crop, resized_images, standardise_
 from gpldla.data.preprocessing import Preprocessing
 from gpldla.heads import Head, Posterior
@@ -14,17 +15,26 @@ from gpldla.utils.errors import UserError
 
 
 class PosteriorModule(nn.Module):
-    """An adapted posterior: features [n, d] → probabilities [n, C]."""
+    """An adapted posterior: features [n, d] → probabilities [n, C].
 
-    def __init__(self, posterior: Posterior, temperature: float) -> None:
+    own_prior: a second answer to be mixed in, or None
+    """
+
+    def __init__(self, posterior: Posterior, temperature: float, own_prior: OwnPrior | None = None) -> None:
         super().__init__()
         self.subject = type(posterior).__name__
-        self.posterior = _as_constant(posterior)
+        self.posterior = as_constant(posterior)
         self.temperature = _positive(temperature)
+        self.own_prior = own_prior
+        if own_prior is not None:
+            self.own_prior = OwnPrior(as_constant(own_prior.posterior), own_prior.share)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the probabilities, with the temperature applied."""
-        return apply_temperature(self.posterior.log_prob(features), self.temperature).exp()
+        log_prob = apply_temperature(self.posterior.log_prob(features), self.temperature)
+        if self.own_prior is not None:
+            log_prob = self.own_prior.mixed(log_prob, features)
+        return log_prob.exp()
 
 
 class PictureModule(nn.Module):
@@ -64,7 +74,7 @@ class HeadModule(nn.Module):
 Exportable = PosteriorModule | PictureModule | HeadModule
 
 
-def _as_constant(posterior: Posterior) -> Posterior:
+def as_constant(posterior: Posterior) -> Posterior:
     """Return a copy of a posterior with all tensors in float32 on the CPU, as constants of the graph."""
 
     def constant(tensor: Tensor) -> Tensor:

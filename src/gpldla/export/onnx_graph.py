@@ -1,11 +1,6 @@
 """Writing a torch module as an ONNX file that is checked against it."""
 
-import io
-import json
-import logging
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpldla import __version__
+from gpldla.engines.onnx_tracing import PACKAGES, Axes, describe, trace
 from gpldla.export.modules import Exportable
 from gpldla.utils.errors import UserError
 from gpldla.utils.files import check_writable, write_atomically
@@ -23,13 +19,9 @@ if TYPE_CHECKING:
     import onnx
 
 FORMAT = 1
-OPSET, IR_VERSION = 18, 8  # of ONNX 1.13, which runtimes since 2023 read
 TOLERANCE, HALF_TOLERANCE = 1e-4, 1e-2  # the largest difference in probability between the graph and torch
 PRODUCTS = {"Conv", "Gemm", "MatMul"}  # the operations that float16 makes faster
 MIN_HALVED_VALUES = 256  # of a constant, from which on it is stored in float16
-
-Axes = Mapping[str, Mapping[int, str]]
-"""Names of the axes that have any length, by input or output and index."""
 
 
 def write_graph(
@@ -52,10 +44,11 @@ def write_graph(
                 f"{module.subject} gives other probabilities at each call; choose a deterministic predictive,"
                 " such as 'quadrature'."
             )
-    model = _trace(module, inputs, axes)
+    model = _traced(module, inputs, axes)
     if half:
         _halve(model.graph)
-    _describe(model, axes, {"format": FORMAT, "version": __version__, **facts, "half": half})
+    model.producer_version = __version__
+    describe(model, axes, {"format": FORMAT, "version": __version__, **facts, "half": half})
     content = model.SerializeToString()
     _check_answers(content, module, inputs, half=half)
     write_atomically(path, content)
@@ -63,7 +56,7 @@ def write_graph(
 
 def _check_packages() -> None:
     try:
-        for name in ("onnx", "onnxruntime", "onnxscript"):  # torch's exporter needs the last one
+        for name in PACKAGES:
             import_module(name)
     except ImportError as error:
         raise UserError(
@@ -71,52 +64,14 @@ def _check_packages() -> None:
         ) from None
 
 
-def _trace(module: Exportable, inputs: dict[str, Tensor], axes: Axes) -> "onnx.ModelProto":
-    """Trace a module to an ONNX graph in which `axes` have any length."""
-    lengths = {name: {axis: torch.export.Dim(label) for axis, label in axes[name].items()} for name in inputs}
+def _traced(module: Exportable, inputs: dict[str, Tensor], axes: Axes) -> "onnx.ModelProto":
     try:
-        # With gradients enabled heads do not split batches by their size, which a graph cannot do.
-        with _quiet(), torch.enable_grad():
-            # Traced here, as torch.onnx would silently fix lengths that cannot be free.
-            program = torch.export.export(module, (), inputs, dynamic_shapes=lengths, strict=False)
-            exported = torch.onnx.export(
-                program,
-                input_names=list(inputs),
-                output_names=["probabilities"],
-                opset_version=OPSET,
-                dynamo=True,
-                verbose=False,
-                custom_translation_table={torch.ops.aten.logaddexp.default: _logaddexp},
-            )
+        return trace(module, inputs, axes, ["probabilities"])
     except RuntimeError as error:
         raise UserError(
             f"{module.subject} needs operations or decisions that an ONNX graph cannot hold; choose another"
             " head or other options, such as gpldla with its defaults."
         ) from error
-    assert exported is not None  # as no path was given
-    return exported.model_proto
-
-
-def _logaddexp(a: Any, b: Any) -> Any:
-    """Return log(eᵃ + eᵇ) as ONNX operations; the exporter's version overflows where a or b exceeds 88."""
-    from onnxscript import opset18 as op
-
-    larger = op.Max(a, b)
-    rest = op.Log(op.Add(op.Exp(op.Neg(op.Abs(op.Sub(a, b)))), op.CastLike(op.Constant(value_float=1.0), a)))
-    return op.Where(op.IsInf(larger), larger, op.Add(larger, rest))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress what the exporter prints, logs and warns about; its errors are raised."""
-    disabled = logging.root.manager.disable
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            logging.disable(disabled)
 
 
 def _halve(graph: "onnx.GraphProto") -> None:
@@ -152,23 +107,6 @@ def _halve(graph: "onnx.GraphProto") -> None:
         nodes += [node, helper.make_node("Cast", [f"{output}_product"], [output], to=TensorProto.FLOAT)]
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-def _describe(model: "onnx.ModelProto", axes: Axes, facts: Mapping[str, Any]) -> None:
-    """Name the axes, store the facts, and remove the exporter's metadata, which has local paths."""
-    from onnx import helper
-
-    graph = model.graph
-    for value in [*graph.input, *graph.output]:
-        for axis, label in axes[value.name].items():
-            value.type.tensor_type.shape.dim[axis].dim_param = label
-    for part in [graph, *graph.node, *graph.input, *graph.output, *graph.initializer]:
-        del part.metadata_props[:]
-        part.doc_string = ""
-    del graph.value_info[:]  # runtimes infer it
-    graph.name, model.producer_name, model.producer_version = "gpldla", "gpldla", __version__
-    model.ir_version = IR_VERSION
-    helper.set_model_props(model, {name: json.dumps(fact) for name, fact in facts.items()})
 
 
 def _check_answers(content: bytes, module: Exportable, inputs: dict[str, Tensor], *, half: bool) -> None:

@@ -69,6 +69,31 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
+class ReplacedFile:
+    """A file that is read, changed and written back: refused if somebody else has written it meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._before = path, self._state(path)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold a lock while the file is written; raise a sentence if it is not the one that was read."""
+        with exclusive_lock(self._path.absolute().parent, "change", wait=True):
+            if self._state(self._path) != self._before:
+                raise UserError(
+                    f"{self._path} was changed by another program meanwhile; nothing was written: run the"
+                    " command again."
+                )
+            yield
+
+    @staticmethod
+    def _state(path: Path) -> tuple[int, int, int] | None:
+        if not path.exists():
+            return None
+        found = path.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def remove_partial_file(path: Path) -> None:
     """Remove temporary files that a killed `write_atomically` left, if no other process is writing."""
     for left in path.parent.glob(f".{path.name}-" + 8 * "[0-9a-f]"):
@@ -76,9 +101,10 @@ def remove_partial_file(path: Path) -> None:
 
 
 @contextmanager
-def exclusive_lock(folder: Path, what: str) -> Iterator[None]:
+def exclusive_lock(folder: Path, what: str, *, wait: bool = False) -> Iterator[None]:
     """Lock a folder against a second process that does the same; the lock ends with the process.
 
+    wait: until the other process is done, instead of an error
     On systems and file systems without locks nothing is locked.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +115,7 @@ def exclusive_lock(folder: Path, what: str) -> Iterator[None]:
     try:
         with suppress(OSError):
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 raise UserError(f"Another {what} is running in {folder}; choose another folder.") from None
         yield

@@ -3,6 +3,7 @@
 import copy
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from gpldla.utils.errors import UserError
@@ -30,3 +31,8 @@ def evaluating(module: Module) -> Module:
     if not any(part.training for part in module.modules()):
         return module
     return shared_copy(module).eval()
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return where a module is: on the CPU if it has no parameters."""
+    return next(module.parameters(), torch.empty(0)).device

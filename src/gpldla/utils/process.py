@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # constants of glibc's malloc.h
 
@@ -32,6 +33,23 @@ def _keep_large_buffers() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 512 << 20)
     except (OSError, AttributeError):
         return
+
+
+def return_free_memory() -> None:
+    """Give memory that is free back to the system: glibc keeps what each thread has freed for this thread."""
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        return ctypes.CDLL("libc.so.6").malloc_trim
+    except (OSError, AttributeError):  # another libc
+        return None
 
 
 @contextmanager

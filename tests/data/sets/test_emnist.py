@@ -1,5 +1,6 @@
 import gzip
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -177,3 +178,16 @@ class TestFaults:
             file.unlink()
         (folder / "gzip.zip").write_bytes(b"half a download")
         self.fails(access, r"gzip\.zip cannot be read as a zip")
+
+
+def test_a_small_gzip_that_promises_gigabytes_is_refused_in_little_memory(folder, access):
+    with gzip.open(folder / f"{IMAGES}.gz", "wb", compresslevel=1) as bomb:
+        for _ in range(40):
+            bomb.write(bytes(16 << 20))
+    assert (folder / f"{IMAGES}.gz").stat().st_size < 4 << 20
+    tracemalloc.start()
+    with pytest.raises(UserError, match="more than 128 MiB"):
+        load_set("emnist", access=access)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 300 << 20  # of 640 MiB

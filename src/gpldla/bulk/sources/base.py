@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from PIL import Image
-
-    from gpldla.data.decoding import Mode
+    from gpldla.data.pictures import ImageLike
 
 # gpldla.data loads torch, which processes that only read Parquet files do without: all modules of this
 # package import it inside functions.
@@ -78,8 +76,8 @@ class Source(ABC):
         """Yield the chunks of a unit with their indices."""
 
     @abstractmethod
-    def picture(self, content: bytes, mode: "Mode") -> "Image.Image":
-        """Decode one content; raises whatever the decoder raises."""
+    def picture(self, content: bytes) -> "ImageLike":
+        """Return what a content stands for: a path, the bytes of a picture file, or pixels."""
 
 
 def printable(name: str) -> str:

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +11,10 @@ import pyarrow.parquet as pq
 
 from gpldla.bulk.sources.base import CONTENT, ITEM, Kind, Source, Survey, Unit, printable
 from gpldla.utils.errors import UserError
+from gpldla.utils.parquet_sizes import refuse_bombs
 
 if TYPE_CHECKING:
-    from PIL import Image
-
-    from gpldla.data.decoding import Mode
+    pass
 
 READ_BUFFER_BYTES = 1 << 20  # per column; without it a whole row group is read before its first row is given
 
@@ -77,19 +75,19 @@ class ParquetRows(Source):
         # Without the metadata of fields and types: only a reader that knows their code would understand it.
         return pa.table(columns | {new: _plain(table.column(old)) for old, new in self.names.items()})
 
-    def picture(self, content: bytes, mode: "Mode") -> "Image.Image":
-        """Decode the bytes of a picture file."""
-        from gpldla.data.decoding import read_picture
-
-        return read_picture(BytesIO(content), mode)  # type: ignore[arg-type]
+    def picture(self, content: bytes) -> bytes:
+        """Return the bytes of a picture file as they are."""
+        return content
 
 
 def open_parquet(path: Path, name: str | None = None) -> pq.ParquetFile:
     """Open a Parquet file; messages give `name`, by default the path."""
     try:
-        return pq.ParquetFile(path, buffer_size=READ_BUFFER_BYTES, pre_buffer=False)
+        opened = pq.ParquetFile(path, buffer_size=READ_BUFFER_BYTES, pre_buffer=False)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{name or path} cannot be read as a Parquet file ({_reason(error)}).") from None
+    refuse_bombs(opened.metadata, str(name or path))
+    return opened
 
 
 def _readable(batches: Iterable[pa.RecordBatch], file: str) -> Iterator[pa.RecordBatch]:

@@ -5,17 +5,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from gpldla.bulk.sources.base import CONTENT, ITEM, Kind, Source, Survey, Unit, printable
 from gpldla.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-    from gpldla.data.decoding import Mode
 
 
 @dataclass(frozen=True)
@@ -57,8 +51,6 @@ class PictureFiles(Source):
             pa.table({ITEM: pa.array(items, pa.string()), CONTENT: pa.array(paths, pa.binary())}),
         )
 
-    def picture(self, content: bytes, mode: "Mode") -> "Image.Image":
-        """Read a file."""
-        from gpldla.data.decoding import read_picture
-
-        return read_picture(Path(self.base) / os.fsdecode(content), mode)
+    def picture(self, content: bytes) -> Path:
+        """Return the path of a file."""
+        return Path(self.base) / os.fsdecode(content)

@@ -12,10 +12,7 @@ import pyarrow as pa
 from gpldla.bulk.sources.base import CONTENT, ITEM, Kind, Source, Survey, Unit
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from gpldla.data import Access, ImageSet
-    from gpldla.data.decoding import Mode
 
 
 @dataclass(frozen=True)
@@ -70,11 +67,7 @@ class StoredImages(Source):
         }
         yield unit.first, pa.table(columns)
 
-    def picture(self, content: bytes, mode: "Mode") -> "Image.Image":
-        """Turn pixels [channels, height, width] into a picture."""
-        from PIL import Image
-
-        from gpldla.data.decoding import in_mode
-
+    def picture(self, content: bytes) -> np.ndarray:
+        """Return pixels [height, width] or [height, width, 3]."""
         pixels = np.frombuffer(content, np.uint8).reshape(self._images().images.shape[1:])
-        return in_mode(Image.fromarray(pixels.transpose(1, 2, 0).squeeze()), mode)
+        return pixels.transpose(1, 2, 0).squeeze(-1) if len(pixels) == 1 else pixels.transpose(1, 2, 0)

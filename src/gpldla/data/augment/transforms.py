@@ -1,7 +1,5 @@
 """From stored uint8 images to the input of a network: batched tensor operations on any device."""
 
-from functools import cache
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,7 +28,7 @@ def resized_images(images: Tensor, preprocessing: Preprocessing) -> Tensor:
 
 def centre_crop(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Crop at the centre: [n, c, resized, resized] → [n, c, size, size]."""
-    size, margin = preprocessing.size, (preprocessing.resized - preprocessing.size) // 2
+    size, margin = preprocessing.size, preprocessing.margin
     return images[..., margin : margin + size, margin : margin + size]
 
 
@@ -40,10 +38,18 @@ def standardise_(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     return images.sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1))
 
 
-@cache
+_constants: dict[tuple[tuple[float, ...], torch.device], Tensor] = {}
+
+
 def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     """Return a few numbers as a cached tensor on the device: copying them each time would stall a GPU."""
-    return torch.tensor(values, dtype=torch.float32, device=device)
+    known = _constants.get((values, device))
+    if known is None:
+        known = torch.tensor(values, dtype=torch.float32, device=device)
+        # The stand-ins of a trace hold no numbers, and would be found by computations after it.
+        if type(known) is Tensor and not torch.compiler.is_compiling():
+            _constants[values, device] = known
+    return known
 
 
 def to_float(images: Tensor, channels: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,6 +17,9 @@ from gpldla.utils.progress import Reporter
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # by label
 SIDE = 28
+LARGEST_IDX = (
+    128 << 20
+)  # bytes; the images take 87 MiB, and a gzip file may promise a thousand times its size
 IMAGES, LABELS = "emnist-byclass-test-images-idx3-ubyte", "emnist-byclass-test-labels-idx1-ubyte"
 
 
@@ -101,9 +105,12 @@ def _read_idx(file: SourceFile, dimensions: int) -> np.ndarray:
     content = file.read()
     if file.name.endswith(".gz"):
         try:
-            content = gzip.decompress(content)
+            with gzip.open(BytesIO(content)) as unpacked:
+                content = unpacked.read(LARGEST_IDX + 1)
         except Exception as error:  # gzip, zlib and EOF errors
             raise UserError(f"{file} is not a whole gzip file ({error}); get it anew.") from None
+        if len(content) > LARGEST_IDX:
+            raise UserError(f"{file} holds more than {LARGEST_IDX >> 20} MiB, which no part of EMNIST does.")
     header = 4 + 4 * dimensions
     if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) < header:
         raise UserError(
