@@ -19,7 +19,7 @@ from tests.helpers import tiny_protocol, tiny_set, whole
 
 TASK = Task(ways=3, shots=2, queries=3)
 MEASURED = ("accuracy", "interval", "nll", "ece")
-SUFFIXES = ("", "_model_temperature", "_val_temperature", "_paper_temperature")
+SUFFIXES = ("", "_model_temperature", "_classifier", "_val_temperature", "_paper_temperature")
 
 
 def noisy_protocol(parts=("validation", "novel")):
@@ -70,7 +70,10 @@ class TestNumbers:
     def test_each_temperature_gives_its_own_likelihood(self, evaluator):
         result = evaluator.evaluate(TASK, episodes=30, repeats=1)
         log_prob, labels = result.predictions.flat
-        temperatures = [1.0, *(result.numbers[f"temperature_{kind}"] for kind in ("model", "val", "paper"))]
+        temperatures = [
+            1.0,
+            *(result.numbers[f"temperature_{kind}"] for kind in ("model", "task", "val", "paper")),
+        ]
         for suffix, temperature in zip(SUFFIXES, temperatures):
             expected = torch.nn.functional.nll_loss(apply_temperature(log_prob, temperature), labels)
             assert result.numbers["nll" + suffix] == pytest.approx(expected.item(), rel=1e-5)

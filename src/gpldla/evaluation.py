@@ -1,7 +1,7 @@
 """Accuracy and calibration on unseen classes: features once, then thousands of episodes in batches."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,10 +17,12 @@ from gpldla.classifier.calibration import (
 )
 from gpldla.classifier.features import cpu_batch_size
 from gpldla.classifier.model import FewShotModel
+from gpldla.classifier.own_prior import mixture, own_prior_head
 from gpldla.data import Part, Protocol
 from gpldla.data.augment.transforms import evaluation_images
 from gpldla.data.episodes import EpisodeSampler
 from gpldla.data.part_images import PartImages
+from gpldla.heads import Head
 from gpldla.utils.errors import UserError
 
 # How much is computed at once: what suits a CPU's caches, or what fills a GPU.
@@ -68,6 +70,25 @@ class Predictions:
         return self.log_prob.flatten(0, 1), self.labels.repeat(len(self.log_prob))
 
 
+@dataclass(frozen=True)
+class Answers:
+    """What classifiers answer in episodes, their temperatures [E] and the shares of their own prior [E]."""
+
+    predictions: Predictions
+    temperatures: Tensor
+    shares: Tensor
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Answers]") -> "Answers":
+        """Return the answers of several evaluations of the same queries as those of one."""
+        log_prob = torch.cat([part.predictions.log_prob for part in parts])
+        return cls(
+            Predictions(log_prob, parts[0].predictions.labels),
+            torch.cat([part.temperatures for part in parts]),
+            torch.cat([part.shares for part in parts]),
+        )
+
+
 class PartEvaluator:
     """Evaluates a model on one part: represents each image once, when an episode first needs it."""
 
@@ -79,27 +100,76 @@ class PartEvaluator:
         self._represented: Tensor | None = None
 
     @torch.no_grad()
-    def predict(self, task: Task, *, episodes: int, seed: int, split: str, first: int = 0) -> Predictions:
+    def predict(
+        self,
+        task: Task,
+        *,
+        episodes: int,
+        seed: int,
+        split: str,
+        first: int = 0,
+        head: Head | None = None,
+    ) -> Predictions:
         """Predict episodes first .. first + episodes - 1 of (seed, split).
 
-        Monte Carlo draws follow `seed` too.
+        Monte Carlo draws follow `seed` too. head: another one than the model's, for its features
         """
         drawn = task.sampler(self.part, seed=seed, split=split).draw(first, episodes)
         represented = self._represent(torch.cat([drawn.support, drawn.query], dim=1))
-        device = represented.device
-        support_rows, query_rows = (self._row[images] for images in (drawn.support, drawn.query))
-        labels = drawn.labels.to(device)
-        chunk_size = _episodes_per_chunk(task, represented)
-        chunks = zip(torch.split(support_rows, chunk_size), torch.split(query_rows, chunk_size))
+        labels, chunk_size = drawn.labels.to(represented.device), _episodes_per_chunk(task, represented)
+        chunks = zip(torch.split(drawn.support, chunk_size), torch.split(drawn.query, chunk_size))
         answers = []
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             torch.manual_seed(seed)
             for support, query in chunks:
-                posterior = self.model.posterior(
-                    represented[support.to(device)], labels.expand(len(support), -1), task.ways
+                rows, queries = (
+                    represented[self._row[images].to(labels.device)] for images in (support, query)
                 )
-                answers.append(posterior.log_prob(represented[query.to(device)]).cpu())
+                adapt = self.model.posterior if head is None else head.adapt
+                posterior = adapt(rows, labels.expand(len(rows), -1), task.ways)
+                answers.append(posterior.log_prob(queries).cpu())
         return Predictions(torch.cat(answers), drawn.query_labels.cpu())
+
+    def answer(self, task: Task, predictions: Predictions, *, seed: int, split: str) -> Answers:
+        """Return what classifiers answer in the episodes that the model has made `predictions` for."""
+        episodes = len(predictions.log_prob)
+        if self.model.calibration is None:
+            stored = torch.full((episodes,), self.model.temperature, dtype=torch.float64)
+            log_prob = apply_temperature(predictions.log_prob, self.model.temperature)
+            return Answers(Predictions(log_prob, predictions.labels), stored, torch.zeros_like(stored))
+
+        def of(support: Tensor, labels: Tensor) -> Tensor:
+            return torch.stack(self.model.task_answer(support, labels, task.ways), -1)
+
+        found = self.of_supports(of, task, episodes=episodes, seed=seed, split=split)
+        temperatures, shares = found.unbind(-1)
+        log_prob = predictions.log_prob
+        log_prob = apply_temperature(log_prob, temperatures.view(-1, 1, 1).to(log_prob))
+        if (shares > 0).any():
+            own = self.predict(task, episodes=episodes, seed=seed, split=split, head=own_prior_head())
+            log_prob = mixture(log_prob, own.log_prob, shares.view(-1, 1, 1))
+        return Answers(Predictions(log_prob, predictions.labels), temperatures, shares)
+
+    @torch.no_grad()
+    def of_supports(
+        self,
+        function: Callable[[Tensor, Tensor], Tensor],
+        task: Task,
+        *,
+        episodes: int,
+        seed: int,
+        split: str,
+    ) -> Tensor:
+        """Return function(support [e, n, ...], labels [n]) [e] of all episodes that `predict` has, [E]."""
+        drawn = task.sampler(self.part, seed=seed, split=split).draw(0, episodes)
+        represented = self._represent(drawn.support)
+        labels, chunk_size = drawn.labels.to(represented.device), _episodes_per_chunk(task, represented)
+        values = []
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            torch.manual_seed(seed)
+            for support in torch.split(drawn.support, chunk_size):
+                values.append(function(represented[self._row[support].to(labels.device)], labels).cpu())
+        return torch.cat(values)
 
     @torch.no_grad()
     def one_episode(self, task: Task, *, seed: int, split: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,10 +228,11 @@ def _limit(limits: dict[str, int], device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The measured numbers, as JSON, and the predictions they come from."""
+    """The measured numbers, as JSON, the predictions they come from, and the answers of classifiers."""
 
     numbers: dict[str, Any]
     predictions: Predictions
+    answers: Answers
 
 
 class ProtocolEvaluator:
@@ -190,16 +261,19 @@ class ProtocolEvaluator:
     def evaluate(self, task: Task, *, episodes: int = 600, repeats: int = 5, seed: int = 0) -> Evaluation:
         """Measure the model on the novel classes.
 
-        Each quantity comes four times: as predicted; with the temperature stored in the model, which
-        `predict_proba` applies; with it fitted on validation classes for this very task (the stored one
-        where they are too few for it); and with it fitted on other episodes of the novel classes,
-        which is what the paper reports and no user can do.
+        Each quantity comes five times: as predicted; with the temperature stored in the model; as classifiers
+        answer, see `FewShotModel.task_answer`; with the temperature fitted on validation classes for this
+        very task (the stored one where they are too few for it); and with it fitted on other episodes of the
+        novel classes, which is what the paper reports and no user can do.
         """
         novel = self.part("novel")
         seeds = list(range(seed, seed + repeats))
         by_seed = [novel.predict(task, episodes=episodes, seed=s, split="novel") for s in seeds]
         everything = Predictions(torch.cat([p.log_prob for p in by_seed]), by_seed[0].labels)
 
+        answers = Answers.joined(
+            [novel.answer(task, p, seed=s, split="novel") for p, s in zip(by_seed, seeds)]
+        )
         temperature = self.model.temperature
         validates = self._can_validate(task)
         if validates:
@@ -222,6 +296,8 @@ class ProtocolEvaluator:
             "repeats": repeats,
             "seeds": seeds,
             "temperature_model": self.model.temperature,
+            "temperature_task": answers.temperatures.median().item(),
+            "own_prior_share": answers.shares.mean().item(),
             "temperature_val": temperature,
             "temperature_val_is_fitted": validates,
             "temperature_paper": paper_temperature,
@@ -233,7 +309,9 @@ class ProtocolEvaluator:
             ("_paper_temperature", paper_temperature),
         ):
             numbers |= {name + suffix: value for name, value in measure(everything, repeats, t).items()}
-        return Evaluation(numbers, everything)
+        measured = measure(answers.predictions, repeats)
+        numbers |= {f"{name}_classifier": value for name, value in measured.items()}
+        return Evaluation(numbers, everything, answers)
 
 
 def measure(predictions: Predictions, repeats: int = 1, temperature: float = 1.0) -> dict[str, float]:

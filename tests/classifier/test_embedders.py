@@ -1,7 +1,6 @@
 import doctest
 import pickle
 import sys
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -245,46 +244,6 @@ class TestModels:
             embedder.fit(["a.png"])
 
 
-class TestTimm:
-    @pytest.fixture
-    def timm(self, monkeypatch):
-        """A module with the two functions of timm that matter, as its documentation describes them."""
-        timm, data = ModuleType("timm"), ModuleType("timm.data")
-
-        def create_model(name, *, pretrained, num_classes):
-            assert pretrained
-            assert num_classes == 0
-            if name != "pooled":
-                raise RuntimeError(f"Unknown model ({name})\nand a second line")
-            return Pooled()
-
-        timm.create_model, timm.data = create_model, data
-        data.resolve_model_data_config = lambda network: {
-            "input_size": (3, 16, 16),
-            "interpolation": "bicubic",
-            "mean": [0.5, 0.5, 0.5],
-            "std": [0.25, 0.25, 0.25],
-            "crop_pct": 0.9,
-        }
-        monkeypatch.setitem(sys.modules, "timm", timm)
-        monkeypatch.setitem(sys.modules, "timm.data", data)
-
-    def test_its_networks_come_with_their_own_preprocessing(self, timm, paths, tmp_path):
-        expected = ImageEmbedder(Pooled(), preprocessing=FACTS).transform(paths)
-        features = ImageEmbedder("timm:pooled").fit_transform(paths)
-        np.testing.assert_allclose(features, expected, rtol=1e-5, atol=1e-6)
-        assert len(list((tmp_path / "cache" / "features").iterdir())) == 1
-
-    def test_an_unknown_name_is_named(self, timm, paths):
-        with pytest.raises(UserError, match=r"^timm cannot make 'vit' \(Unknown model \(vit\)\)\.$"):
-            ImageEmbedder("timm:vit").fit(paths)
-
-    def test_without_timm_it_says_what_to_install(self, monkeypatch, paths):
-        monkeypatch.setitem(sys.modules, "timm", None)
-        with pytest.raises(UserError, match=r"^Model 'timm:vit' needs timm, .*; pip install timm\.$"):
-            ImageEmbedder("timm:vit").fit(paths)
-
-
 class TestScikitLearn:
     def test_pipeline(self, paths):
         pipeline = make_pipeline(ImageEmbedder(Pooled(), preprocessing=FACTS), GPLDLAClassifier())
@@ -315,6 +274,7 @@ class TestScikitLearn:
             "device": "auto",
             "progress": False,
             "preprocessing": None,
+            "size": None,
         }
         assert TextEmbedder().get_params() == {
             "model": "all-minilm-l6-v2",

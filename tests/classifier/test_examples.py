@@ -88,7 +88,7 @@ class TestRemoving:
         [
             ([9], "There is no example 9; there are 9, counted from 0."),
             (["ant-0.pgn"], "no example 'ant-0.pgn'; did you mean 'ant-0.png'"),
-            (["twice"], "2 examples are called 'twice'; give the index of one: \\[7, 8\\]"),
+            (["twice"], "2 examples are called 'twice'; give the index of one: 7 \\(twice\\), 8 \\(twice\\)"),
             ("ant-0.png", "Give a list of examples, not a single one"),
             (3, "Give a list of examples, not a single one"),
         ],
@@ -165,3 +165,9 @@ class TestSaving:
         queries = pictures(6, seed=5)
         np.testing.assert_allclose(loaded.predict_proba(queries), expected["probabilities"], atol=1e-6)
         np.testing.assert_allclose(loaded.none_of_these(queries), expected["none_of_these"], atol=1e-6)
+
+    def test_it_does_so_when_it_is_saved_again(self, tmp_path):
+        expected = json.loads((GOLDEN / "classifier-format-1.json").read_text("utf-8"))["none_of_these"]
+        FewShotClassifier.load(GOLDEN / "classifier-format-1.safetensors").save(tmp_path / "c.safetensors")
+        again = FewShotClassifier.load(tmp_path / "c.safetensors")
+        np.testing.assert_allclose(again.none_of_these(pictures(6, seed=5)), expected, atol=1e-6)

@@ -14,7 +14,8 @@ from torch import nn
 
 from gpldla.backbones import Backbone, TextBackbone, create_backbone
 from gpldla.classifier import features as embedding
-from gpldla.classifier.features import FeatureCache, embed
+from gpldla.classifier.feature_cache import FeatureCache
+from gpldla.classifier.features import embed
 from gpldla.data.augment.transforms import evaluation_images
 from gpldla.data.paths import DataPaths
 from gpldla.data.pictures import picture_tensor
@@ -185,7 +186,7 @@ class TestCache:
         cache = cache_of(backbone)
         first = embed(backbone, paths, cache=cache)
         assert torch.equal(first, embed(Small(), paths))
-        monkeypatch.setattr(embedding, "picture_tensor", None)
+        monkeypatch.setattr(embedding, "picture_pixels", None)
         assert torch.equal(embed(backbone, paths[::-1], cache=cache), first.flip(0))
         assert torch.equal(embed(backbone, paths, cache=cache_of(Small())), first)  # another object, as later
         assert backbone.seen == [5]
@@ -197,6 +198,14 @@ class TestCache:
         features = embed(backbone, paths, cache=cache_of(backbone))
         torch.testing.assert_close(features, embed(Small(), paths))
         assert backbone.seen == [2, 3]
+
+    def test_what_was_computed_before_an_error_is_kept(self, paths, cache_of):
+        backbone, bad = Small(), paths[0].with_name("bad.png")
+        bad.write_bytes(b"no picture")
+        with pytest.raises(UserError, match=r"bad\.png"):
+            embed(backbone, [*paths, bad], cache=cache_of(backbone), batch_size=2)
+        torch.testing.assert_close(embed(backbone, paths, cache=cache_of(backbone)), embed(Small(), paths))
+        assert backbone.seen == [2, 2, 1]
 
     def test_content_counts_and_names_do_not(self, paths, cache_of):
         backbone = Small()
@@ -374,7 +383,7 @@ class TestTroubleWithTheCache:
 import sys
 from pathlib import Path
 import numpy as np
-from gpldla.classifier.features import FeatureCache
+from gpldla.classifier.feature_cache import FeatureCache
 
 def refuse(message):
     raise SystemExit(message)

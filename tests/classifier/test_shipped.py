@@ -395,7 +395,10 @@ def test_all_shipped_models_together_are_small():
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.long] * ("resnet" in name)) for name in REALLY_SHIPPED],
+    [
+        pytest.param(name, marks=[pytest.mark.long] * ("resnet" in name or "5shot" in name))
+        for name in REALLY_SHIPPED
+    ],
 )
 def test_a_shipped_model_is_as_good_as_it_says(name):
     """Measured on the real data by the command that its card names, with the cores that there are."""

@@ -1,4 +1,4 @@
-"""Leave-one-out summary of a classifier's own examples, and its answers for new items."""
+"""Leave-one-out summary of a classifier's own examples, and measurements on others."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from gpldla.classifier.abstention import is_unsure
+from gpldla.classifier.expected_accuracy import CONFIDENCE, ExpectedAccuracy
 from gpldla.classifier.few_shot import FewShotClassifier
 from gpldla.classifier.labels import class_indices, list_of_labels
 from gpldla.data.user_files import printable
-from gpldla.utils.errors import UserError
 
 CONFUSIONS_SHOWN, SUSPECTS_SHOWN = 5, 10
 SUSPECT_THRESHOLD = 0.7  # an example is suspect if another class has at least this probability
-UNSURE = "unsure"  # replaces the label in unsure answers
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,7 @@ class FitSummary:
     counts: examples per class; accuracy (percent) and nll: None if each class has only one example
     tested: number of examples that can be left out, as their class has others
     confused: (label, taken for, how often), the most frequent pairs
+    expected: the accuracy to expect for new items; None where nothing can be said
     """
 
     counts: dict[Any, int]
@@ -43,15 +43,22 @@ class FitSummary:
     tested: int
     confused: list[tuple[Any, Any, int]]
     suspects: list[Suspect]
+    expected: ExpectedAccuracy | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON."""
         return {
             "classes": {str(name): count for name, count in self.counts.items()},
             "leave_one_out": {"accuracy": self.accuracy, "nll": self.nll, "examples": self.tested},
+            "expected": None if self.expected is None else _in_percent(self.expected),
             "confused": [{"label": a, "taken_for": b, "times": n} for a, b, n in self.confused],
             "suspects": [vars(suspect) for suspect in self.suspects],
         }
+
+
+def _in_percent(expected: ExpectedAccuracy) -> dict[str, float]:
+    shares = {"accuracy": expected.accuracy, "low": expected.low, "high": expected.high}
+    return {name: 100 * share for name, share in shares.items()} | {"confidence": 100 * CONFIDENCE}
 
 
 def summarise(classifier: FewShotClassifier, items: Sequence[Any]) -> FitSummary:
@@ -79,58 +86,44 @@ def summarise(classifier: FewShotClassifier, items: Sequence[Any]) -> FitSummary
         len(tested),
         [(a, b, count) for (a, b), count in pairs.most_common(CONFUSIONS_SHOWN)],
         suspects[:SUSPECTS_SHOWN],
+        classifier.expected_accuracy(),
     )
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The answer for one item; `unsure` if its expected error exceeds the maximum that was asked for.
+class Measurement:
+    """How well a classifier does on labelled items that it was not fitted to.
 
-    The expected error counts both a wrong class and an item of no known class.
+    accuracy (percent) and nll: of the items whose class it knows; unknown: how many others there are
     """
 
-    item: str
-    label: Any
-    probability: float
-    none_of_these: float | None
-    unsure: bool
-    probabilities: dict[Any, float]
+    count: int
+    accuracy: float | None
+    nll: float | None
+    unknown: int
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON."""
-        return vars(self) | {"probabilities": {str(k): v for k, v in self.probabilities.items()}}
+        return vars(self).copy()
 
-
-def json_class_names(classes: np.ndarray) -> list[str]:
-    """Return class names as strings, for files; refuse names that could not be told apart there."""
-    names: dict[str, Any] = {}
-    for label in classes.tolist():
-        name = printable(label)
-        if name in names:
-            raise UserError(
-                f"The classes {names[name]!r} and {label!r} are written alike; give them other names."
-            )
-        names[name] = label
-    if UNSURE in names:
-        raise UserError(f"A class is called {UNSURE!r}, which marks unsure answers; give it another name.")
-    return list(names)
-
-
-def answer(
-    proba: np.ndarray,
-    none_of_these: np.ndarray | None,
-    items: Sequence[Any],
-    classes: Sequence[Any],
-    max_error: float,
-) -> list[Answer]:
-    """Return the answers for items with these probabilities [n, C] and [n]."""
-    unsure = is_unsure(proba, none_of_these, max_error).tolist()
-    answers = []
-    for row, item in enumerate(items):
-        top = int(proba[row].argmax())
-        none = None if none_of_these is None else float(none_of_these[row])
-        probabilities = {name: float(p) for name, p in zip(classes, proba[row])}
-        answers.append(
-            Answer(printable(item), classes[top], float(proba[row, top]), none, unsure[row], probabilities)
+    def sentence(self, name: str) -> str:
+        """Return a line for the terminal."""
+        others = f"; {self.unknown} more are of classes that it does not know" if self.unknown else ""
+        if self.accuracy is None or self.nll is None:
+            return f"On {name}: none of the items is of a class that the classifier knows."
+        return (
+            f"On {name}: accuracy {self.accuracy:.1f} %, NLL {self.nll:.3f}, on {self.count} items{others}."
         )
-    return answers
+
+
+def measure_on(classifier: FewShotClassifier, represented: Tensor, labels: Sequence[Any]) -> Measurement:
+    """Measure on items as `FewShotModel.embed` represents them, [n, ...], with one label each."""
+    index_of = {name: index for index, name in enumerate(classifier.classes.tolist())}
+    known = [i for i, label in enumerate(labels) if label in index_of]
+    if not known:
+        return Measurement(0, None, None, len(labels))
+    proba = classifier.probabilities(represented[known])
+    truth = np.array([index_of[labels[i]] for i in known])
+    own = proba[np.arange(len(known)), truth]
+    right = float(100 * (proba.argmax(1) == truth).mean())
+    return Measurement(len(known), right, float(-np.log(own.clip(1e-30, 1)).mean()), len(labels) - len(known))

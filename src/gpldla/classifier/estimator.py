@@ -13,6 +13,7 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
 from gpldla.classifier.estimator_answers import EstimatorAnswers
+from gpldla.classifier.estimator_names import WithNames, named_classes, names_head
 from gpldla.classifier.examples import Examples
 from gpldla.classifier.labels import check_labels, merge_classes
 from gpldla.classifier.novelty import Novelty
@@ -25,14 +26,14 @@ from gpldla.utils.errors import UserError, require_positive
 from gpldla.utils.progress import SILENT, Reporter
 
 
-class GPLDLAClassifier(EstimatorAnswers):
+class GPLDLAClassifier(WithNames, EstimatorAnswers):
     """Few-shot classification with calibrated probabilities, in closed form.
 
     A Gaussian-process prior over linear classifiers, its MAP replaced by linear discriminant analysis whose
     scale the prior sets, and a Laplace posterior around it. By default nothing needs to be chosen: the
-    features (raised to the power 3/4 if none is negative) are brought to unit length, centred and whitened
-    within the classes, and the prior's scale is the one under which each example is best predicted by the
-    others.
+    features (raised to a power from 1/2 to 1 if none is negative) are brought to unit length, centred and
+    whitened within the classes, and the prior's scale is the one under which each example is best predicted
+    by the others.
 
     Parameters
     ----------
@@ -70,7 +71,14 @@ class GPLDLAClassifier(EstimatorAnswers):
     metric : array-like of shape (n_features, n_features) or None, default=None
         A linear map of the centred rows; `meta_fit` learns it.
     novelty : array-like of shape (2,) or None, default=None
-        Slope and offset of `none_of_these`; `meta_fit` learns them, None takes them from the training rows.
+        Slope and offset of `none_of_these` in the cosine between a row and the nearest class mean, both as
+        `represent` returns them; `meta_fit` learns them. None: a better score, how well a row fits the class
+        that it fits best, is calibrated on the training rows.
+    prior_mean : dict or array-like of shape (n_classes, n_features), default=None
+        The embedding of the name of each class, by label or in the order of the sorted classes: the mean of
+        the prior of the weights, up to a scale. See `from_prior`, which needs no examples.
+    prior_scale : float or "auto", default="auto"
+        The scale of the names' logits without examples; "auto" follows from how alike the names are.
     random_state : int, RandomState or None, default=None
         Seed of the draws, and of the episodes of `meta_fit`.
 
@@ -89,9 +97,13 @@ class GPLDLAClassifier(EstimatorAnswers):
         The prior-norm-adjusted σ²*.
     beta_ : float
         The β that was used.
-    prior_source_ : {"measured", "single examples", "given"}
+    prior_source_ : {"measured", "single examples", "unlabelled rows", "given"}
         What `beta_` comes from: examples that are predicted by others of their class, single examples of each
-        class (how alike they are; a second example per class would measure it), or the parameter `beta`.
+        class (how alike they are), these together with unlabelled rows, or the parameter `beta`. With single
+        examples it is a guess; a second example for some classes measures it, `meta_fit` on base classes
+        replaces it, and unlabelled rows make the answers better.
+    n_unlabelled_ : int
+        How many unlabelled rows were used; 0 if there were too few, and at most 512.
     center_ : ndarray of shape (n_features,) or None
         What is subtracted from the rows first, where `center` is "support" or a vector.
     temperature_ : float
@@ -133,6 +145,8 @@ class GPLDLAClassifier(EstimatorAnswers):
         temperature: float = 1.0,
         metric: np.ndarray | None = None,
         novelty: Sequence[float] | np.ndarray | None = None,
+        prior_mean: Any = None,
+        prior_scale: float | Literal["auto"] = "auto",
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
         self.beta = beta
@@ -148,9 +162,13 @@ class GPLDLAClassifier(EstimatorAnswers):
         self.temperature = temperature
         self.metric = metric
         self.novelty = novelty
+        self.prior_mean = prior_mean
+        self.prior_scale = prior_scale
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "GPLDLAClassifier":
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, *, X_unlabelled: Any = None
+    ) -> "GPLDLAClassifier":
         """Adapt to labelled rows.
 
         Parameters
@@ -160,6 +178,10 @@ class GPLDLAClassifier(EstimatorAnswers):
             Labels: strings, numbers or booleans.
         sample_weight : array-like of shape (n_samples,), default=None
             How often each row counts: 2 has the effect of repeating the row, 0 of leaving it out.
+        X_unlabelled : array-like of shape (n_unlabelled, n_features), default=None
+            More rows, most of them of the same classes, such as those that will be classified: they improve
+            the centre, the whitening and the class means. Fewer than 10, or than 2 per class, are ignored.
+            `partial_fit` uses them again.
 
         Returns
         -------
@@ -169,13 +191,14 @@ class GPLDLAClassifier(EstimatorAnswers):
             X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
             check_labels(y)
             examples, y = self._examples(X, y, sample_weight)
-            classes = np.unique(y)
+            classes = merge_classes([*named_classes(self.prior_mean), y])
             if len(classes) < 2:
                 raise UserError(
                     f"y holds one class only, {classes.tolist()[0]!r}; give examples of at least two classes."
                 )
             self._check_settings()
-            return self._adapt(replace(examples, labels=_indices(y, classes)), classes)
+            unlabelled = self._unlabelled(X_unlabelled)
+            return self._adapt(replace(examples, labels=_indices(y, classes)), classes, unlabelled)
 
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
@@ -200,14 +223,14 @@ class GPLDLAClassifier(EstimatorAnswers):
             check_labels(y)
             self._check_settings()
             examples, y = self._examples(X, y, sample_weight)
-            known = [] if first else [self.classes_]
+            known = named_classes(self.prior_mean) if first else [self.classes_]
             declared = [] if classes is None else [np.asarray(classes)]
             merged = merge_classes([*known, *declared, y])
             examples = replace(examples, labels=_indices(y, merged))
             if not first:
                 before = self._task.require_examples().recode(np.searchsorted(merged, self.classes_).tolist())
                 examples = before.add(examples)
-            return self._adapt(examples, merged)
+            return self._adapt(examples, merged, None if first else self._task.unlabelled)
 
     @contextmanager
     def _rollback_on_error(self) -> Iterator[None]:
@@ -266,25 +289,32 @@ class GPLDLAClassifier(EstimatorAnswers):
         self.set_params(whiten=True, **learned)
         return self
 
-    def _adapt(self, examples: Examples, classes: np.ndarray) -> "GPLDLAClassifier":
+    def _adapt(
+        self, examples: Examples, classes: np.ndarray, unlabelled: Tensor | None
+    ) -> "GPLDLAClassifier":
         self.classes_ = classes
         self.center_, self.temperature_ = self._given_center(examples), float(self.temperature)
         with torch.inference_mode():  # many small operations, each of which it makes a little cheaper
             self._task = AdaptedTask.adapt(
-                self._head(),
+                self._head() if self.prior_mean is None else self._head_with_names(),
                 examples,
                 len(classes),
                 center=None if self.center_ is None else torch.from_numpy(self.center_),
                 temperature=self.temperature_,
-                novelty=None if self.novelty is None else Novelty(*map(float, self.novelty)),
+                novelty=None
+                if self.novelty is None
+                else Novelty(float(self.novelty[0]), float(self.novelty[1])),
                 seed=self._seed() if self.predictive in ("mc", "mc-logits") else 0,
+                unlabelled=unlabelled,
             )
         posterior = cast(TaskPosterior, self._task.posterior)
         diagonal, C = posterior.diagonal, len(classes)
         assert diagonal.sigma2 is not None
         self.beta_ = posterior.beta.item()
-        measured = "single examples" if posterior.from_single_examples else "measured"
+        single = "unlabelled rows" if posterior.from_unlabelled else "single examples"
+        measured = single if posterior.from_single_examples else "measured"
         self.prior_source_ = measured if isinstance(self.beta, str) else "given"
+        self.n_unlabelled_ = 0 if self._task.unlabelled is None else len(self._task.unlabelled)
         self.coef_ = diagonal.weight_mean[:C].numpy()
         self.intercept_ = diagonal.bias_mean[:C].numpy()
         self.coef_var_ = diagonal.weight_var[:C].numpy()
@@ -294,7 +324,13 @@ class GPLDLAClassifier(EstimatorAnswers):
 
     def _head(self, **changed: Any) -> GPLDLAAuto:
         """Return the head with the options that the parameters ask for."""
-        options = {
+        return GPLDLAAuto(**{**self._options(), **changed}).eval()
+
+    def _head_with_names(self) -> GPLDLAAuto:
+        return names_head(self.prior_mean, self.prior_scale, self.classes_, self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {
             "beta": self.beta,
             "beta_b": self.beta_b,
             "normalize": self.normalize,
@@ -307,7 +343,6 @@ class GPLDLAClassifier(EstimatorAnswers):
             "priors": list(self.priors) if isinstance(self.priors, np.ndarray) else self.priors,
             "metric": None if self.metric is None else torch.from_numpy(np.asarray(self.metric)),
         }
-        return GPLDLAAuto(**{**options, **changed}).eval()
 
     def _resolved_whiten(self) -> bool:
         if isinstance(self.whiten, str):
@@ -324,6 +359,21 @@ class GPLDLAClassifier(EstimatorAnswers):
             raise UserError("sample_weight holds no positive weight; give at least one.")
         rows, weights = torch.from_numpy(X[counts]), torch.from_numpy(weights[counts])
         return Examples(rows, torch.empty(0, dtype=torch.int64), weights), y[counts]
+
+    def _unlabelled(self, X: Any) -> Tensor | None:
+        """Return rows without labels; refuse settings that they cannot improve."""
+        if X is None:
+            return None
+        automatic = all(isinstance(value, str) for value in (self.beta, self.center))
+        if not automatic or self.center != "auto" or not self.normalize or self.map_steps:
+            raise UserError(
+                "X_unlabelled needs beta='auto', center='auto', normalize=True and map_steps=0; leave it out"
+                " or use these."
+            )
+        if not len(X):
+            return None
+        rows = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        return torch.from_numpy(np.array(rows))
 
     def _given_center(self, examples: Examples) -> np.ndarray | None:
         """Return what is subtracted from the rows first, [d]; the head computes the "auto" centre itself."""

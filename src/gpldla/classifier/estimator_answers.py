@@ -1,18 +1,18 @@
 """The predictions of a fitted GPLDLAClassifier."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from gpldla.classifier.expected_accuracy import ExpectedAccuracy
+from gpldla.classifier.suggestion import suggest
 from gpldla.classifier.task import AdaptedTask
 from gpldla.classifier.uncertainty import Uncertainty
-from gpldla.heads.gp.task_posterior import TaskPosterior
 
 
 class EstimatorAnswers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped
@@ -63,13 +63,9 @@ class EstimatorAnswers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         -------
         phi : ndarray of shape (n_samples, n_features)
         """
-
-        def phi(rows: Tensor) -> Tensor:
-            posterior = cast(TaskPosterior, self._task.posterior)
-            z = posterior.space(rows)
-            return F.normalize(z, dim=-1, eps=1e-30) if posterior.diagonal.normalize else z
-
-        return self._in_chunks(X, lambda rows: self._task.in_chunks(rows, phi))
+        return self._in_chunks(
+            X, lambda rows: self._task.in_chunks(rows, self._task.posterior.representation)
+        )
 
     def uncertainty(self, X: Any) -> Uncertainty:
         """Return the uncertainty about the class of each row, in bits, split by cause.
@@ -90,7 +86,9 @@ class EstimatorAnswers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
     def none_of_these(self, X: Any, *, prevalence: float = 0.5) -> np.ndarray:
         """Return the probability that each row belongs to no known class.
 
-        It is calibrated on the base classes of `meta_fit`, else by leaving out classes of the training rows.
+        It is calibrated on the base classes of `meta_fit`, else by leaving out training rows and classes. If
+        every class has a single row nothing shows how alike rows of a class are, and the probability rests
+        on an average over many kinds of features.
 
         Parameters
         ----------
@@ -104,6 +102,25 @@ class EstimatorAnswers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         """
         return self._in_chunks(X, lambda rows: self._task.none_of_these(rows, prevalence))
 
+    def suggest(self, X: Any, n: int = 10) -> np.ndarray:
+        """Return which unlabelled rows to label next: those whose labels would teach most about the others.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            The pool of unlabelled rows.
+        n : int, default=10
+            How many.
+
+        Returns
+        -------
+        indices : ndarray of shape (min(n, n_samples),)
+            Rows of X, the most informative first; they differ from each other. See
+            `gpldla.classifier.suggestion` for the rule.
+        """
+        rows = torch.from_numpy(self._in_chunks(X, lambda rows: rows))
+        return suggest(self._task, rows, n).indices
+
     def leave_one_out(self) -> np.ndarray:
         """Return the probabilities of each training row under the classifier without it.
 
@@ -116,6 +133,21 @@ class EstimatorAnswers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         """
         check_is_fitted(self, "classes_")
         return self._task.leave_one_out().numpy()
+
+    def expected_accuracy(self) -> ExpectedAccuracy | None:
+        """Return the accuracy to expect for new rows, and an interval that holds it with 90 % probability.
+
+        Leave-one-out predictions alone are too pessimistic, because the class of the left-out example is a
+        shot short; here they are corrected for it. New rows are taken to be of the classes with two or more
+        examples, in the proportions of the examples.
+
+        Returns
+        -------
+        expected : named tuple (accuracy, low, high, examples) or None
+            None where every class has a single example, from which nothing can be said.
+        """
+        check_is_fitted(self, "classes_")
+        return self._task.expected_accuracy()
 
     def _in_chunks(self, X: Any, function: Callable[[Tensor], Tensor]) -> np.ndarray:
         """Apply a function to the rows of X in the precision of the training rows, in chunks."""

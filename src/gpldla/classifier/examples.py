@@ -1,14 +1,18 @@
 """The labelled examples of a task, and changes to them."""
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpldla.utils.errors import UserError, did_you_mean
+from gpldla.utils.errors import UserError
+
+LISTED = 5  # examples that an error message names at most
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Examples:
         return replace(self, labels=torch.as_tensor(new_index, device=self.labels.device)[self.labels])
 
     def find(self, which: Sequence[Any]) -> list[int]:
-        """Return the indices of examples that are given by index or by name."""
+        """Return the indices of examples that are given by index, by name, or by the end of a path."""
         return [self._find_one(one) for one in which]
 
     def to(self, device: str | torch.device) -> "Examples":
@@ -78,10 +82,17 @@ class Examples:
         if self.names is None:
             raise UserError(f"The examples have no names, so {name!r} cannot be found; give its index.")
         found = [index for index, known in enumerate(self.names) if known == name]
+        if not found:  # or the end of a path, such as wren/1.jpg of photos/wren/1.jpg
+            ending = PurePath(name).parts
+            found = [i for i, known in enumerate(self.names) if ending and _ends_with(known, ending)]
         if not found:
-            raise UserError(f"There is no example {name!r}{did_you_mean(name, self.names)}")
+            raise UserError(f"There is no example {name!r}{_nearest(name, self.names)}")
         if len(found) > 1:
-            raise UserError(f"{len(found)} examples are called {name!r}; give the index of one: {found}.")
+            listed = ", ".join(f"{i} ({self.names[i]})" for i in found[:LISTED])
+            more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
+            raise UserError(
+                f"{len(found)} examples are called {name!r}; give the index of one: {listed}{more}."
+            )
         return found[0]
 
     def _weights(self) -> Tensor:
@@ -89,3 +100,22 @@ class Examples:
 
     def _names(self) -> tuple[str, ...]:
         return ("",) * len(self) if self.names is None else self.names
+
+
+def _ends_with(name: str, ending: tuple[str, ...]) -> bool:
+    return PurePath(name).parts[-len(ending) :] == ending
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    """Return the end of a sentence that names the examples with the names most like this one."""
+    by_end = {
+        PurePath(known).name: known for known in names
+    }  # what is misspelt is often given without folders
+    near = difflib.get_close_matches(name, names, LISTED) or [
+        by_end[end] for end in difflib.get_close_matches(PurePath(name).name, by_end, LISTED)
+    ]
+    if not near:
+        return f"; there are {len(names)}, `gpldla info --items` lists them."
+    quoted = [repr(one) for one in near]
+    listed = quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
+    return f"; did you mean {listed}?"

@@ -1,38 +1,38 @@
 """Features of pictures or texts, computed in batches and cached on disk."""
 
-import hashlib
 import os
-import sqlite3
-import warnings
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpldla.backbones import Backbone
+from gpldla.backbones.base import TokenBackbone, padded
+from gpldla.classifier.feature_cache import FeatureCache, item_key
 from gpldla.data.augment.transforms import evaluation_images
-from gpldla.data.decoding import in_mode, mode_of
-from gpldla.data.paths import DataPaths
-from gpldla.data.pictures import picture_tensor
+from gpldla.data.pictures import picture_pixels
 from gpldla.data.preprocessing import Preprocessing, Reads
+from gpldla.engines.choice import engine_for
 from gpldla.utils.errors import UserError
-from gpldla.utils.modules import evaluating
+from gpldla.utils.modules import device_of, evaluating
+from gpldla.utils.parallel import map_in_threads
 from gpldla.utils.progress import SILENT, Reporter
 
 # Eight pictures of 84 px, or four of 224: maps of larger batches exceed a CPU's caches, and each picture then
 # takes twice the time.
 CPU_BATCH_PIXELS, CPU_MIN_BATCH = 8 * 84**2, 4
 READERS = min(16, os.cpu_count() or 1)  # threads that decode while the network computes; a GPU waits for them
-CACHE_FORMAT = 1  # increase it if the same item gives other features than before: invalidates older caches
-LOCK_TIMEOUT = 30.0  # seconds to wait for another process that writes to the same cache
+CPU_BATCH_TOKENS = 512  # eight texts of 64 tokens; short texts are faster by the dozen, long ones are not
+TEXTS_AT_ONCE = 1024  # that are divided into tokens to count these
+ROWS_AT_ONCE = 64  # that are written to the cache together
+
+Result = TypeVar("Result")
 
 
 @torch.no_grad()
@@ -41,12 +41,13 @@ def embed(
     items: Any,
     *,
     batch_size: int = 64,
-    cache: "FeatureCache | None" = None,
+    cache: FeatureCache | None = None,
     reporter: Reporter = SILENT,
 ) -> Tensor:
     """Compute the features of n pictures or texts, as the backbone reads them, float32 [n, feature_dim].
 
-    The network runs on its device, in evaluation mode and without gradients; its flags do not change.
+    The network runs on its device, in evaluation mode and without gradients; its flags do not change. On a
+    CPU another engine may run it, see `gpldla.engines`.
 
     batch_size: the most items at once; on a CPU large pictures go through the network four at a time
     cache: features that it contains are not computed again, and their picture files are not decoded. They may
@@ -56,37 +57,150 @@ def embed(
     items = list_items(items, backbone.reads)
     if not isinstance(batch_size, int) or batch_size < 1:
         raise UserError(f"batch_size must be a whole number from 1 on, not {batch_size!r}.")
-    device, dtype = device_of(backbone), next(backbone.parameters(), torch.empty(0)).dtype
-    features = torch.empty(len(items), backbone.feature_dim)
+    device = device_of(backbone)
+    features = np.empty((len(items), backbone.feature_dim), np.float32)
     keys: list[bytes] = []
     missing = list(range(len(items)))
     if cache is not None:
-        keys = [_key(backbone, items, index, device) for index in missing]
-        missing = cache.fill(features.numpy(), keys)
+        keys = _keys(items, backbone, device)
+        missing = cache.fill(features, keys)
     if backbone.reads == "texts":
-        missing.sort(key=lambda index: len(items[index]))  # texts of one length need no padding
-        batches = _split(missing, batch_size)
-        inputs: Iterator[Any] = ((batch, [items[index] for index in batch]) for batch in batches)
+        batches = _text_features(backbone, items, missing, batch_size, reporter)
     else:
-        size = backbone.preprocessing.size
-        batches = _split(missing, cpu_batch_size(size, batch_size) if device.type == "cpu" else batch_size)
-        inputs = _read_batches(items, batches, backbone.preprocessing, device)
-    network = evaluating(backbone)
-    with reporter.bar("features", len(items)) as advance, torch.autocast(device.type, enabled=False):
-        advance(len(items) - len(missing))
-        for batch, batch_input in inputs:
-            batch_input = batch_input.to(dtype) if isinstance(batch_input, Tensor) else batch_input
-            rows = network.features(batch_input).float().cpu()
-            features[batch] = rows
-            if cache is not None:
-                cache.add([keys[index] for index in batch], rows.numpy())
-            advance(len(batch))
-    return features.to(device)
+        batches = _picture_features(backbone, items, missing, batch_size, reporter)
+    waiting: list[int] = []  # to be cached
+
+    def keep() -> None:
+        if cache is not None and waiting:
+            cache.add([keys[index] for index in waiting], features[waiting])
+            waiting.clear()
+
+    try:
+        with reporter.bar("features", len(items)) as advance:
+            advance(len(items) - len(missing))
+            for batch, rows in batches:
+                features[batch] = rows
+                advance(len(batch))
+                waiting += batch
+                if len(waiting) >= ROWS_AT_ONCE:
+                    keep()
+    finally:  # a picture that cannot be read, or Ctrl-C
+        keep()
+    return torch.from_numpy(features).to(device)
 
 
-def device_of(network: nn.Module) -> torch.device:
-    """Return where a network is: on the CPU if it has no parameters."""
-    return next(network.parameters(), torch.empty(0)).device
+def _keys(items: list[Any], backbone: Backbone, device: torch.device) -> list[bytes]:
+    """Return the key of each item in a cache; files are read in threads."""
+
+    def key(index: int) -> bytes:
+        return _named(index, items[index], lambda item: item_key(item, backbone, device))
+
+    indices = range(len(items))
+    if backbone.reads == "texts" or len(items) == 1:
+        return [key(index) for index in indices]
+    return list(_read_in_threads(key, items, indices, ahead=4 * READERS))
+
+
+def _text_features(
+    backbone: Backbone, texts: list[str], indices: list[int], batch_size: int, reporter: Reporter
+) -> Iterator[tuple[list[int], np.ndarray]]:
+    """Yield the indices and features of batches of texts, short ones first: then few need to be filled up."""
+    if isinstance(backbone, TokenBackbone):
+        yield from _token_features(backbone, texts, indices, batch_size, reporter)
+        return
+    network, device = evaluating(backbone), device_of(backbone)
+    indices = sorted(indices, key=lambda index: len(texts[index]))
+    for batch in _split(indices, batch_size):
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            rows = network.features([texts[index] for index in batch])
+        yield batch, rows.float().cpu().numpy()
+
+
+def _token_features(
+    backbone: TokenBackbone, texts: list[str], indices: list[int], batch_size: int, reporter: Reporter
+) -> Iterator[tuple[list[int], np.ndarray]]:
+    """As `_text_features`, by the engine that pays."""
+
+    def tokens_of(batch: list[int]) -> list[list[int]]:
+        return backbone.tokenise([texts[index] for index in batch])
+
+    # Only the lengths are kept, as the tokens of a million texts would fill the memory.
+    counts = {
+        index: len(tokens)
+        for slab in _split(indices, TEXTS_AT_ONCE)
+        for index, tokens in zip(slab, tokens_of(slab))
+    }
+    engine = engine_for(backbone, len(indices), say=reporter.say)
+    threads = torch.get_num_threads() if engine.parallel else 1
+    most = CPU_BATCH_TOKENS if device_of(backbone).type == "cpu" else None
+    batches = list(_by_length(sorted(indices, key=lambda index: counts[index]), counts, batch_size, most))
+
+    def features(batch: list[int]) -> np.ndarray:
+        return engine.features(*padded(tokens_of(batch)))
+
+    if threads == 1 or len(batches) <= 1:
+        yield from zip(batches, map(features, batches))
+    else:
+        yield from zip(batches, map_in_threads(features, batches, threads=threads, ahead=4 * threads))
+
+
+def _by_length(
+    indices: list[int], counts: dict[int, int], batch_size: int, most: int | None
+) -> Iterator[list[int]]:
+    """Split indices of texts, sorted by their counts of tokens, into batches of at most `most` tokens."""
+    batch: list[int] = []
+    for index in indices:
+        if len(batch) == batch_size or (
+            most is not None and batch and (len(batch) + 1) * counts[index] > most
+        ):
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def _picture_features(
+    backbone: Backbone, pictures: list[Any], indices: list[int], batch_size: int, reporter: Reporter
+) -> Iterator[tuple[list[int], np.ndarray]]:
+    """Yield the indices and features of batches of pictures, in their order."""
+    pixels = _read_pixels(pictures, indices, backbone.preprocessing, 2 * batch_size)
+    done = 0
+    for rows in features_of_pixels(backbone, pixels, len(indices), batch_size=batch_size, reporter=reporter):
+        yield indices[done : done + len(rows)], rows
+        done += len(rows)
+
+
+def features_of_pixels(
+    backbone: Backbone,
+    pixels: Iterable[np.ndarray],
+    count: int,
+    *,
+    batch_size: int = 64,
+    reporter: Reporter = SILENT,
+) -> Iterator[np.ndarray]:
+    """Yield the features of batches of pictures, float32 [n, feature_dim], in their order.
+
+    pixels: uint8 [resized, resized, channels] of each picture; read in the calling thread, a little ahead
+    count: how many there are, or at most; decides what pays
+    """
+    engine = engine_for(backbone, count, say=reporter.say)
+    threads = torch.get_num_threads() if engine.parallel else 1
+    if device_of(backbone).type == "cpu":
+        batch_size = cpu_batch_size(backbone.preprocessing.size, batch_size)
+    if engine.parallel:
+        batch_size = max(1, min(batch_size, count // threads))  # so that all threads have work
+    batches = _stacked(pixels, batch_size)
+    if threads == 1 or count <= batch_size:
+        return map(engine.features, batches)
+    return map_in_threads(engine.features, batches, threads=threads, ahead=threads + 1)
+
+
+def _stacked(pixels: Iterable[np.ndarray], batch_size: int) -> Iterator[np.ndarray]:
+    """Yield arrays [n, ...] of at most so many."""
+    coming = iter(pixels)
+    while batch := list(islice(coming, batch_size)):
+        yield np.stack(batch)
 
 
 def list_items(items: Any, reads: Reads) -> list[Any]:
@@ -100,110 +214,19 @@ def list_items(items: Any, reads: Reads) -> list[Any]:
     if hasattr(items, "columns"):
         raise UserError(f"Give one column of {reads}, not a table with the columns {list(items.columns)}.")
     listed = list(items)
-    return [_text(text, index) for index, text in enumerate(listed)] if reads == "texts" else listed
+    if reads == "texts":
+        return [_text(text, index) for index, text in enumerate(listed)]
+    return [_read_whole(item) if hasattr(item, "read") else item for item in listed]
 
 
-class FeatureCache:
-    """A cache of features, by a digest of the item: one SQLite file per network.
-
-    Any number of processes may share it. If it cannot be read or written, it calls `warn` once, and the
-    features are computed without it.
-    """
-
-    def __init__(self, file: Path, *, warn: Callable[[str], None] = warnings.warn) -> None:
-        self._file, self._warn = file, warn
-        self._readable = self._writable = True
-
-    @classmethod
-    def of(
-        cls,
-        backbone: Backbone,
-        data_paths: DataPaths | None = None,
-        *,
-        warn: Callable[[str], None] = warnings.warn,
-    ) -> "FeatureCache":
-        """Return the cache of a backbone with its current weights; after training, make a new one."""
-        folder = (data_paths or DataPaths()).cache / "features"
-        return cls(folder / f"{backbone.fingerprint()}.sqlite", warn=warn)
-
-    def fill(self, features: np.ndarray, keys: Sequence[bytes]) -> list[int]:
-        """Fill rows of `features` [n, d], one per key, from the cache; return the indices of missing ones."""
-        found = set()
-        try:
-            if self._readable and self._file.exists():
-                with self._opened() as connection:
-                    for index, key in enumerate(keys):
-                        row = connection.execute(
-                            "SELECT value, checksum FROM features WHERE key = ?", (key,)
-                        ).fetchone()
-                        if _is_intact(row, features[index].nbytes):
-                            features[index] = np.frombuffer(row[0], "<f4")
-                            found.add(index)
-        except (sqlite3.Error, OSError) as error:
-            self._readable = False
-            self._give_up(error)
-        return [index for index in range(len(keys)) if index not in found]
-
-    def add(self, keys: Sequence[bytes], features: np.ndarray) -> None:
-        """Store rows [n, d], one per key."""
-        if not self._writable:
-            return
-        values = [row.astype("<f4").tobytes() for row in features]
-        rows = [(key, value, zlib.crc32(value)) for key, value in zip(keys, values)]
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._opened() as connection, connection:  # one short transaction
-                connection.executemany("INSERT OR REPLACE INTO features VALUES (?, ?, ?)", rows)
-        except (sqlite3.Error, OSError) as error:
-            self._give_up(error)
-
-    @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        """Open the file for one operation: an open connection would not survive a fork or a pickle."""
-        with closing(sqlite3.connect(self._file, timeout=LOCK_TIMEOUT)) as connection:
-            # Do not wait for the disk: SQLite and the checksums detect what a power cut damages.
-            connection.execute("PRAGMA synchronous = OFF")
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS features"
-                " (key BLOB PRIMARY KEY, value BLOB NOT NULL, checksum INTEGER NOT NULL)"
-            )
-            yield connection
-
-    def _give_up(self, error: Exception) -> None:
-        if self._writable:
-            self._writable = False
-            self._warn(
-                f"The feature cache {self._file} cannot be used ({error}), so features are computed"
-                " without it; delete it if it is damaged."
-            )
-
-
-def _is_intact(row: tuple[Any, Any] | None, size: int) -> bool:
-    """Return whether a value is undamaged: SQLite does not detect all damage to its file."""
-    if row is None:
-        return False
-    value, checksum = row
-    return isinstance(value, bytes) and len(value) == size and zlib.crc32(value) == checksum
-
-
-def _key(backbone: Backbone, items: list[Any], index: int, device: torch.device) -> bytes:
-    """Return a digest of everything except the network that determines an item's features."""
-    item = items[index]
-    digest = hashlib.sha256(f"{CACHE_FORMAT} {device.type} ".encode())
-    if backbone.reads == "texts":
-        digest.update(b"text " + item.encode())
-    elif isinstance(item, (str, Path)):
-        try:
-            digest.update(b"file " + Path(item).read_bytes())
-        except (OSError, ValueError) as error:
-            raise UserError(f"{item} cannot be read as an image ({error}); replace or remove it.") from None
-    elif isinstance(item, np.ndarray):
-        digest.update(f"array {item.dtype} {item.shape} ".encode() + item.tobytes())
-    elif isinstance(item, Image.Image):
-        # In the network's mode, as palettes and transparency matter, too.
-        picture = _name_in_errors(index, in_mode, item, mode_of(backbone.preprocessing.channels))
-        digest.update(f"picture {picture.mode} {picture.size} ".encode() + picture.tobytes())
-    return digest.digest()
+def _read_whole(file: Any) -> bytes:
+    """Return the content of a file object, from its start: it may have been read before."""
+    if not hasattr(file, "seekable") or file.seekable():
+        file.seek(0)
+    content = file.read()
+    if not isinstance(content, bytes):
+        raise UserError(f"A picture's file object must be opened for bytes, not {type(content).__name__}.")
+    return content
 
 
 def _split(indices: list[int], batch_size: int) -> list[list[int]]:
@@ -215,26 +238,32 @@ def cpu_batch_size(size: int, most: int) -> int:
     return min(most, max(CPU_MIN_BATCH, CPU_BATCH_PIXELS // size**2))
 
 
-def _read_batches(
-    items: list[Any], batches: list[list[int]], preprocessing: Preprocessing, device: torch.device
-) -> Iterator[tuple[list[int], Tensor]]:
-    """Yield each batch of indices with its pictures as the network expects them, [n, c, size, size].
+def _read_pixels(
+    pictures: list[Any], indices: list[int], preprocessing: Preprocessing, ahead: int
+) -> Iterator[np.ndarray]:
+    """Yield the pixels of each picture, uint8 [resized, resized, channels]; threads decode a little ahead."""
 
-    While the network computes one batch, threads decode the next.
-    """
-    with ThreadPoolExecutor(READERS) as pool:
+    def read(index: int) -> np.ndarray:
+        return _named(index, pictures[index], lambda item: picture_pixels(item, preprocessing))
 
-        def reader(index: int) -> Callable[[], Tensor]:
-            read = partial(_name_in_errors, index, picture_tensor, items[index], preprocessing)
-            # Files only: a Pillow picture may be in the list twice, and threads must not share it.
-            return pool.submit(read).result if isinstance(items[index], (str, Path)) else read
+    if len(indices) <= 1:
+        return map(read, indices)
+    return _read_in_threads(read, pictures, indices, ahead=max(ahead, 2 * READERS))
 
-        upcoming = [reader(index) for index in batches[0]] if batches else []
-        for batch, following in zip(batches, [*batches[1:], []]):
-            readers, upcoming = upcoming, [reader(index) for index in following]
-            pixels = torch.stack([read() for read in readers]).to(device)
-            images = evaluation_images(pixels, preprocessing)
-            yield batch, images.contiguous(memory_format=torch.channels_last)
+
+def _read_in_threads(
+    read: Callable[[int], Result], items: list[Any], indices: Iterable[int], *, ahead: int
+) -> Iterator[Result]:
+    """Yield read(index) of each index, in order."""
+
+    def begun(index: int) -> Callable[[], Result]:
+        # A Pillow picture may be in the list twice, and threads must not share it.
+        if isinstance(items[index], Image.Image):
+            result = read(index)
+            return lambda: result
+        return partial(read, index)
+
+    return map_in_threads(lambda task: task(), map(begun, indices), threads=READERS, ahead=ahead)
 
 
 def read_pictures(
@@ -242,14 +271,24 @@ def read_pictures(
 ) -> Iterator[Tensor]:
     """Yield a user's pictures in batches as a network expects them, [n, c, size, size]."""
     listed = list_items(pictures, "pictures")
-    batches = _split(list(range(len(listed))), batch_size)
-    return (images for _, images in _read_batches(listed, batches, preprocessing, device))
+    pixels = _read_pixels(listed, list(range(len(listed))), preprocessing, 2 * batch_size)
+    return prepared_batches(pixels, batch_size, preprocessing, device)
 
 
-def _name_in_errors(index: int, read: Callable[[Any, Any], Any], item: Any, form: Any) -> Any:
+def prepared_batches(
+    pixels: Iterable[np.ndarray], batch_size: int, preprocessing: Preprocessing, device: torch.device
+) -> Iterator[Tensor]:
+    """As `read_pictures`, from the pixels of each picture, uint8 [resized, resized, channels]."""
+    for batch in _stacked(pixels, batch_size):
+        stored = torch.from_numpy(batch).permute(0, 3, 1, 2).to(device)
+        images = evaluation_images(stored, preprocessing)
+        yield images.contiguous(memory_format=torch.channels_last)
+
+
+def _named(index: int, item: Any, read: Callable[[Any], Result]) -> Result:
     """Read a picture; errors name its index in the list, or its file."""
     try:
-        return read(item, form)
+        return read(item)
     except Exception as error:  # decoders of damaged files raise all kinds
         if isinstance(item, (str, Path)):
             raise  # names the file already

@@ -1,6 +1,7 @@
 """FewShotClassifier: a FewShotModel adapted to a task, which answers for pictures or texts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpldla.backbones import Backbone
+from gpldla.classifier.class_names import ClassNames
 from gpldla.classifier.examples import Examples
-from gpldla.classifier.features import FeatureCache, list_items
+from gpldla.classifier.expected_accuracy import ExpectedAccuracy
+from gpldla.classifier.feature_cache import FeatureCache
+from gpldla.classifier.features import list_items
 from gpldla.classifier.labels import class_indices, distinct_classes, label_array, list_of_labels
 from gpldla.classifier.model import FewShotModel
+from gpldla.classifier.suggestion import Suggestions, suggest
 from gpldla.classifier.task import AdaptedTask
 from gpldla.classifier.uncertainty import Uncertainty
 from gpldla.data.user_files import printable
 from gpldla.heads import Posterior
-from gpldla.utils.errors import UserError
+from gpldla.utils.errors import UserError, require_positive
 from gpldla.utils.progress import SILENT, Reporter
 
 
@@ -28,11 +34,18 @@ class FewShotClassifier:
 
     classes: sorted if labels can be compared, else in order of appearance
     task: the adapted head, with the examples
+    class_names: the names of classes that are its prior, or None
     """
 
-    def __init__(self, model: FewShotModel, classes: np.ndarray, task: AdaptedTask) -> None:
+    def __init__(
+        self,
+        model: FewShotModel,
+        classes: np.ndarray,
+        task: AdaptedTask,
+        class_names: ClassNames | None = None,
+    ) -> None:
         """Put a classifier together from its parts; `FewShotModel.adapt` makes one from pictures or texts."""
-        self.model, self.classes, self.task = model, classes, task
+        self.model, self.classes, self.task, self.class_names = model, classes, task, class_names
 
     @classmethod
     def adapt(
@@ -43,11 +56,17 @@ class FewShotClassifier:
         *,
         cache: FeatureCache | None = None,
         reporter: Reporter = SILENT,
+        unlabelled: Sequence[Any] | None = None,
+        class_names: ClassNames | None = None,
     ) -> "FewShotClassifier":
-        """Adapt a model to pictures or texts with one label each."""
+        """Adapt a model to pictures or texts with one label each, see `FewShotModel.adapt`."""
         items = _non_empty(items, model)
         rows = model.embed(items, cache=cache, reporter=reporter)
-        return cls.from_rows(model, rows, labels, names=_names(items))
+        more = list_items([] if unlabelled is None else unlabelled, model.backbone.reads)
+        extra = model.embed(more, cache=cache, reporter=reporter) if more else None
+        return cls.from_rows(
+            model, rows, labels, names=_names(items), unlabelled=extra, class_names=class_names
+        )
 
     @classmethod
     def from_rows(
@@ -57,27 +76,78 @@ class FewShotClassifier:
         labels: Sequence[Any],
         *,
         names: tuple[str, ...] | None = None,
+        unlabelled: Tensor | None = None,
+        class_names: ClassNames | None = None,
     ) -> "FewShotClassifier":
-        """Adapt a model to items as `FewShotModel.embed` represents them [n, ...], with one label each."""
+        """Adapt a model to items as `FewShotModel.embed` represents them [n, ...], with one label each.
+
+        unlabelled [m, ...]: more items, without labels
+        """
         listed = _one_per_item(labels, len(rows))
-        classes = distinct_classes(listed)
+        classes = distinct_classes([*listed, *(class_names.vectors if class_names else ())])
         examples = Examples(rows, class_indices(listed, classes).to(rows.device), names=names)
-        return cls._of(model, label_array(classes), examples)
+        return cls._of(model, label_array(classes), examples, unlabelled, class_names)
 
     @classmethod
-    def _of(cls, model: FewShotModel, classes: np.ndarray, examples: Examples) -> "FewShotClassifier":
+    def _of(
+        cls,
+        model: FewShotModel,
+        classes: np.ndarray,
+        examples: Examples,
+        unlabelled: Tensor | None,
+        class_names: ClassNames | None,
+    ) -> "FewShotClassifier":
         if len(classes) < 2:
             raise UserError(
                 f"All examples are of class {classes.tolist()[0]!r}; give examples of at least two classes."
             )
         task = AdaptedTask.adapt(
-            model.head,
+            model.head if class_names is None else class_names.head(model, classes),
             examples,
             len(classes),
             backbone=model.adaptable_backbone(),
             temperature=model.temperature,
+            unlabelled=unlabelled,
         )
-        return cls(model, classes, task)
+        if model.calibration is not None:
+            answer = model.task_answer(examples.rows[None], examples.labels, len(classes))
+            task = replace(task, temperature=answer.temperature.item())
+            task = task.with_own_prior(answer.share.item())
+        return cls(model, classes, task, class_names)
+
+    def __repr__(self) -> str:
+        examples = (
+            "examples not kept" if self.task.examples is None else f"{len(self.task.examples)} examples"
+        )
+        return f"<FewShotClassifier: {len(self.classes)} classes, {examples}, {self.model!r}>"
+
+    def info(self) -> dict[str, Any]:
+        """Return what the classifier holds and how good it is, as JSON; what `gpldla info` prints."""
+        from gpldla.classifier.describe import describe
+
+        return describe(self)
+
+    @property
+    def temperature(self) -> float:
+        """What log probabilities are divided by: the temperature of this task, see docs/models.md."""
+        return self.task.temperature
+
+    def with_temperature(self, temperature: float) -> "FewShotClassifier":
+        """Return a classifier with another temperature, and without `own_prior_share`.
+
+        1 gives the probabilities of the method itself.
+        """
+        require_positive(temperature=temperature)
+        task = replace(self.task, temperature=temperature, own_prior=None)
+        return FewShotClassifier(self.model, self.classes, task, self.class_names)
+
+    @property
+    def own_prior_share(self) -> float:
+        """The share of the answers that comes from a prior which the task itself sets, see docs/models.md.
+
+        It is near 0 for tasks like those that the model was trained on, and near 1 far from them.
+        """
+        return 0.0 if self.task.own_prior is None else self.task.own_prior.share
 
     @property
     def posterior(self) -> Posterior:
@@ -87,7 +157,7 @@ class FewShotClassifier:
     def predict_proba(
         self, items: Sequence[Any], *, cache: FeatureCache | None = None, reporter: Reporter = SILENT
     ) -> np.ndarray:
-        """Return p(class | item), [n, n_classes] in the order of `classes`, with the model's temperature."""
+        """Return p(class | item), [n, n_classes] in the order of `classes`, with the task's temperature."""
         return self.probabilities(self._embed(items, cache=cache, reporter=reporter))
 
     def probabilities(self, represented: Tensor) -> np.ndarray:
@@ -123,6 +193,18 @@ class FewShotClassifier:
         self._require(self.posterior.has_logits)
         return Uncertainty(*self.task.uncertainty(self._embed(items)).T.cpu().numpy())
 
+    def suggest(self, items: Sequence[Any], n: int = 10) -> np.ndarray:
+        """Return the indices [n] of the unlabelled items to label next, the most informative first.
+
+        They are those whose labels would teach most about the others, see `gpldla.classifier.suggestion`.
+        """
+        return self.suggestions(self._embed(items), n).indices
+
+    def suggestions(self, represented: Tensor, n: int = 10) -> Suggestions:
+        """As `suggest`, for items as `FewShotModel.embed` represents them, and with the gain of each."""
+        self._require(self.posterior.has_representation)
+        return suggest(self.task, represented, n)
+
     def leave_one_out(self) -> np.ndarray:
         """Return the probabilities of each support example under the classifier without it.
 
@@ -130,6 +212,16 @@ class FewShotClassifier:
         adaptation per example.
         """
         return self.task.leave_one_out().cpu().numpy()
+
+    def expected_accuracy(self) -> ExpectedAccuracy | None:
+        """Return the accuracy to expect for new items, and an interval that holds it with 90 % probability.
+
+        Leave-one-out predictions alone are too pessimistic, because the class of the left-out example is a
+        shot short; here they are corrected for it. New items are taken to be of the classes with two or more
+        examples, in the proportions of the examples.
+        None where every class has a single example, and with other heads than "gpldla-auto".
+        """
+        return self.task.expected_accuracy()
 
     @property
     def support(self) -> Tensor | None:
@@ -147,14 +239,56 @@ class FewShotClassifier:
         """The name of each example, such as the path of its picture; None if the examples have no names."""
         return self.task.require_examples().names
 
+    def item_names(self) -> list[str]:
+        """Return what to call each example in a message: its name, else # and its index."""
+        names = self.names or ("",) * len(self.labels)
+        return [name or f"#{index}" for index, name in enumerate(names)]
+
+    def find(self, which: Sequence[Any]) -> list[int]:
+        """Return the indices of examples that are given by index, by name, or by the end of a path."""
+        return self.task.require_examples().find(_list_of_examples(which))
+
     def add(self, items: Sequence[Any], labels: Sequence[Any]) -> "FewShotClassifier":
         """Return a classifier adapted to these examples, too, of known or new classes."""
-        examples = self.task.require_examples()
+        self.task.require_examples()
         items = _non_empty(items, self.model)
-        rows, listed = self.model.embed(items), _one_per_item(labels, len(items))
+        return self.add_rows(self.model.embed(items), labels, items)
+
+    def add_rows(self, rows: Tensor, labels: Sequence[Any], items: list[Any]) -> "FewShotClassifier":
+        """As `add`, for items that `FewShotModel.embed` represents as rows [n, ...]."""
+        listed = _one_per_item(labels, len(rows))
         classes = self._classes_with(listed)
+        before = self._recoded(self.task.require_examples(), classes)
         more = Examples(rows, class_indices(listed, classes).to(rows.device), names=_names(items))
-        return self._of(self.model, label_array(classes), self._recoded(examples, classes).add(more))
+        return self._of(
+            self.model, label_array(classes), before.add(more), self.task.unlabelled, self.class_names
+        )
+
+    def without_known(self, items: list[Any], rows: Tensor, labels: Sequence[Any]) -> list[int]:
+        """Return the indices of the items that are no examples yet, by name, content and label.
+
+        An item that is an example with another label raises a sentence that says how to correct it.
+        """
+        examples = self.task.require_examples()
+        by_name: dict[str, list[int]] = {}
+        for index, name in enumerate(examples.names or ()):
+            by_name.setdefault(name, []).append(index)
+        new = []
+        for i, name in enumerate(_names(items) or ("",) * len(items)):
+            same = [
+                index
+                for index in by_name.get(name, ())
+                if name and torch.allclose(examples.rows[index], rows[i].to(examples.rows), atol=1e-4)
+            ]
+            known = [self.classes[int(examples.labels[index])] for index in same]
+            if known and labels[i] not in known:
+                raise UserError(
+                    f"{name} is an example of the class {known[0]} already, not of {labels[i]}; correct its"
+                    " label with relabel, or leave it out."
+                )
+            if not known:
+                new.append(i)
+        return new
 
     def relabel(self, which: Sequence[Any], labels: Sequence[Any]) -> "FewShotClassifier":
         """Return a classifier in which some examples have other labels.
@@ -183,27 +317,35 @@ class FewShotClassifier:
         self.task = self.task.to(device)
         return self
 
-    def save(self, file: str | Path, *, support: bool = True, names: bool = True) -> None:
+    def save(
+        self, file: str | Path, *, support: bool = True, names: bool = True, graph: bytes | None = None
+    ) -> None:
         """Write one safetensors file.
 
         support: keep the examples; without them nothing can be added, relabelled or removed later
         names: keep what the examples are called, such as the paths of pictures
+        graph: what `gpldla.export.graph_of` returns, from which `gpldla predict` answers sooner
         """
         from gpldla.classifier.file import save_classifier
 
-        save_classifier(self, Path(file), support=support, names=names)
+        save_classifier(self, Path(file), support=support, names=names, graph=graph)
 
     @classmethod
-    def load(cls, file: str | Path) -> "FewShotClassifier":
-        """Read what `save` wrote."""
+    def load(cls, file: str | Path, *, backbone: str | Backbone | None = None) -> "FewShotClassifier":
+        """Read what `save` wrote.
+
+        backbone: the name or the network itself, if its folder has moved or it was given as an object
+        """
         from gpldla.classifier.file import load_classifier
 
-        return load_classifier(Path(file))
+        return load_classifier(Path(file), backbone=backbone)
 
     def _embed(self, items: Sequence[Any], **options: Any) -> Tensor:
         return self.model.embed(_non_empty(items, self.model), **options)
 
     def _require(self, capability: bool) -> None:
+        if not capability and self.class_names is not None:
+            raise UserError("A classifier with names as a prior cannot do this; fit one without the names.")
         if not capability:
             raise UserError(
                 f"The head {self.model.head_name!r} does not support this; use a model with 'gpldla-auto'."
@@ -221,7 +363,8 @@ class FewShotClassifier:
             raise UserError("No examples are left; keep examples of at least two classes.")
         kept = torch.unique(examples.labels).tolist()
         new_index = [kept.index(old) if old in kept else -1 for old in range(len(classes))]
-        return self._of(self.model, label_array([classes[old] for old in kept]), examples.recode(new_index))
+        names = label_array([classes[old] for old in kept])
+        return self._of(self.model, names, examples.recode(new_index), self.task.unlabelled, self.class_names)
 
 
 def _non_empty(items: Any, model: FewShotModel) -> list[Any]:

@@ -55,6 +55,8 @@ def class_indices(labels: Iterable[Any], classes: Iterable[Any]) -> Tensor:
 
 def check_labels(y: np.ndarray) -> None:
     """Refuse what scikit-learn does not accept as class labels, such as fractions."""
+    if y.dtype.kind in "biuUS":  # whole numbers and strings are all accepted
+        return
     with warnings.catch_warnings():
         # Few examples per class are expected here.
         warnings.filterwarnings("ignore", "The number of unique classes is greater than 50%")

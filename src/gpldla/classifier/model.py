@@ -1,7 +1,6 @@
 """FewShotModel: backbone, head and preprocessing as one module to train, save, load and adapt."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from gpldla.backbones import Backbone, create_backbone
-from gpldla.classifier.features import FeatureCache, embed, read_pictures
+from gpldla.backbones.foreign import OF_A_MODULE
+from gpldla.classifier.feature_cache import FeatureCache
+from gpldla.classifier.features import embed, features_of_pixels, prepared_batches, read_pictures
+from gpldla.classifier.own_prior import own_prior_head
 from gpldla.classifier.shipped import CONFIG, WEIGHTS, model_folder
+from gpldla.classifier.task_temperature import TaskAnswer, TaskTemperature
 from gpldla.data.preprocessing import ImageSettings, Preprocessing
 from gpldla.heads import Head, Posterior, create_head, head_class
 from gpldla.utils.errors import UserError, require_positive
@@ -21,6 +24,7 @@ from gpldla.utils.progress import SILENT, Reporter
 from gpldla.utils.registry import UnknownNameError
 
 if TYPE_CHECKING:
+    from gpldla.classifier.class_names import ClassNames
     from gpldla.classifier.few_shot import FewShotClassifier
 
 FORMAT = 1
@@ -29,7 +33,10 @@ FORMAT = 1
 class FewShotModel(nn.Module):
     """A network that adapts to new classes from a few examples.
 
-    temperature: fitted on validation classes; `FewShotClassifier.predict_proba` applies it
+    backbone: a name, see `create_backbone`, or the network itself, such as `ForeignNetwork(module, ...)`
+    temperature: fitted on validation classes, for the number of shots of training
+    calibration: what the temperature of a task is computed from, which `FewShotClassifier.predict_proba`
+        applies; None: `temperature` is applied
     info: facts that are saved with the model (recipe, validation accuracy, ...)
     preprocessing: fields of `ImageSettings`, such as zoom and mirrored, that replace those of the backbone
         where they are not the default
@@ -37,28 +44,36 @@ class FewShotModel(nn.Module):
 
     def __init__(
         self,
-        backbone: str,
+        backbone: str | Backbone,
         head: str = "gpldla",
         *,
         head_options: dict[str, Any] | None = None,
         temperature: float = 1.0,
+        calibration: TaskTemperature | None = None,
         info: dict[str, Any] | None = None,
         **preprocessing: Any,
     ) -> None:
         super().__init__()
-        self.backbone_name, self.head_name, self.head_options = backbone, head, dict(head_options or {})
+        network = create_backbone(backbone) if isinstance(backbone, str) else backbone
+        given = backbone if isinstance(backbone, str) else f"{OF_A_MODULE}:{type(backbone).__name__}"
+        self.backbone_name = network.name or given
+        self.head_name, self.head_options = head, dict(head_options or {})
         # Channels last is the fastest memory format for convolutions, on CPUs and on GPUs.
-        self.backbone: Backbone = create_backbone(backbone).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.backbone: Backbone = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if settings := ImageSettings(**preprocessing).unusual_settings():
-            self._set_preprocessing(settings)
+            self.set_image_settings(**settings)
         self.head: Head = self._make_head(self.head_options)
         require_positive(temperature=temperature)
-        self.temperature = temperature
+        self.temperature, self.calibration = temperature, calibration
         self.info = dict(info or {})
         self.has_own_network = not self.backbone.pretrained  # its weights are then saved, not only its name
         self.eval()  # training sets training mode itself
 
-    def _set_preprocessing(self, settings: dict[str, Any]) -> None:
+    def __repr__(self) -> str:
+        return f"<FewShotModel: backbone {self.backbone_name}, head {self.head_name}, {self.device}>"
+
+    def set_image_settings(self, **settings: Any) -> None:
+        """Change how pictures are prepared: fields of `ImageSettings`."""
         if self.backbone.reads != "pictures":
             names = " and ".join(settings)
             raise UserError(f"{self.backbone_name} reads {self.backbone.reads}: leave out {names}.")
@@ -68,7 +83,7 @@ class FewShotModel(nn.Module):
                 f"Head {self.head_name!r} consumes {consumes}, of which there is no mirrored mean;"
                 " set mirrored to false."
             )
-        self.backbone.preprocessing = replace(self.backbone.preprocessing, **settings)
+        self.backbone.preprocessing = self.backbone.preprocessing.with_settings(settings)
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -135,6 +150,16 @@ class FewShotModel(nn.Module):
         """Adapt to support examples [..., n, ...], as `represent` returns them, with labels [..., n]."""
         return self.head.adapt(support, labels, n_way, backbone=self.adaptable_backbone())
 
+    @torch.no_grad()
+    def task_answer(self, support: Tensor, labels: Tensor, n_way: int) -> TaskAnswer:
+        """Return how classifiers of tasks with support [E, n, ...] and the same labels [n] answer."""
+        if self.calibration is None:
+            stored = torch.full((len(support),), self.temperature, dtype=torch.float64)
+            return TaskAnswer(stored, torch.zeros_like(stored))
+        own = None if self.calibration.own_error is None else own_prior_head()
+        head, backbone = evaluating(self.head), self.adaptable_backbone()
+        return self.calibration.of(head, support, labels, n_way, own=own, backbone=backbone)
+
     def forward(
         self,
         images: Tensor,
@@ -184,28 +209,59 @@ class FewShotModel(nn.Module):
         """Turn pictures (or texts, if the backbone reads texts) into what the head consumes, [n, ...]."""
         if self.head.consumes == "features":
             return embed(self.backbone, items, batch_size=batch_size, cache=cache, reporter=reporter)
-        parts, model = [], evaluating(self)
         with reporter.bar("images", len(items)) as advance:
-            for images in read_pictures(items, batch_size, self.preprocessing, self.device):
-                parts.append(model.represent(images))
-                advance(len(images))
-        return torch.cat(parts)
+            batches = read_pictures(items, batch_size, self.preprocessing, self.device)
+            return self._represent_all(batches, advance)
+
+    @torch.no_grad()
+    def embed_pixels(self, pixels: Iterable[np.ndarray], count: int, *, batch_size: int = 64) -> Tensor:
+        """As `embed`, for at most `count` pictures that are decoded as uint8 [resized, resized, channels]."""
+        if self.head.consumes == "features":
+            parts = [*features_of_pixels(self.backbone, pixels, count, batch_size=batch_size)]
+            rows = np.concatenate(parts) if parts else np.empty((0, self.backbone.feature_dim), np.float32)
+            return torch.from_numpy(rows).to(self.device)
+        return self._represent_all(prepared_batches(pixels, batch_size, self.preprocessing, self.device))
+
+    def _represent_all(
+        self, batches: Iterable[Tensor], advance: Callable[[int], None] = lambda done: None
+    ) -> Tensor:
+        parts, model = [], evaluating(self)
+        for images in batches:
+            parts.append(model.represent(images))
+            advance(len(images))
+        return torch.cat(parts) if parts else torch.empty(0, self.backbone.feature_dim, device=self.device)
 
     def adapt(
         self,
         items: Sequence[Any],
         labels: Sequence[Any],
         *,
+        unlabelled: Sequence[Any] | None = None,
+        class_names: "ClassNames | None" = None,
         cache: FeatureCache | None = None,
         reporter: Reporter = SILENT,
     ) -> "FewShotClassifier":
-        """Make a classifier from a few labelled pictures (or texts); labels may be of any hashable type."""
+        """Make a classifier from a few labelled pictures (or texts); labels may be of any hashable type.
+
+        unlabelled: more pictures (or texts), most of them of the same classes, such as those that will be
+            classified; the head "gpldla-auto" learns from them, too
+        class_names: what `ClassNames.embed` returns: names as a prior, also of classes without any example
+        """
         from gpldla.classifier.few_shot import FewShotClassifier
 
-        return FewShotClassifier.adapt(self, items, labels, cache=cache, reporter=reporter)
+        return FewShotClassifier.adapt(
+            self,
+            items,
+            labels,
+            unlabelled=unlabelled,
+            class_names=class_names,
+            cache=cache,
+            reporter=reporter,
+        )
 
     def config(self) -> dict[str, Any]:
         """Return everything but the weights, as JSON."""
+        calibration = {} if self.calibration is None else {"calibration": self.calibration.as_json()}
         return {
             "format": FORMAT,
             "backbone": self.backbone_name,
@@ -213,6 +269,7 @@ class FewShotModel(nn.Module):
             "head_options": {name: _plain(value) for name, value in self.head_options.items()},
             "preprocessing": self.preprocessing.as_json(),
             "temperature": self.temperature,
+            **calibration,
             "info": self.info,
         }
 
@@ -253,17 +310,23 @@ class FewShotModel(nn.Module):
         self.load_state_dict({**network, **weights})
 
     @classmethod
-    def from_config(cls, config: Any, source: str) -> "FewShotModel":
-        """Make a model with new weights from a configuration; `source` names its file in messages."""
+    def from_config(
+        cls, config: Any, source: str, *, backbone: str | Backbone | None = None
+    ) -> "FewShotModel":
+        """Make a model with new weights from a configuration; `source` names its file in messages.
+
+        backbone: to be used instead of the one that the configuration names
+        """
         if not isinstance(config, dict) or config.get("format") != FORMAT:
             raise UserError(f"{source} is not a model configuration of format {FORMAT}.")
         try:
-            facts = config["preprocessing"]
+            facts, calibration = config["preprocessing"], config.get("calibration")
             model = cls(
-                config["backbone"],
+                config["backbone"] if backbone is None else backbone,
                 config["head"],
                 head_options=config["head_options"],
                 temperature=float(config["temperature"]),
+                calibration=None if calibration is None else TaskTemperature.from_json(calibration),
                 info=config["info"],
                 **ImageSettings.settings_in(facts),
             )

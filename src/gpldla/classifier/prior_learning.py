@@ -11,9 +11,10 @@ from torch import Tensor
 from gpldla.classifier.calibration import fit_temperature, negative_log_likelihood
 from gpldla.classifier.novelty import Novelty, calibrate
 from gpldla.heads.base import class_one_hot, unit_length
+from gpldla.heads.gp.strangers import default_beta
 from gpldla.heads.gp.task_posterior import TaskPosterior
 from gpldla.heads.gp.task_space import class_means
-from gpldla.heads.gpldla_auto import GPLDLAAuto, default_beta
+from gpldla.heads.gpldla_auto import GPLDLAAuto
 from gpldla.utils.errors import UserError
 from gpldla.utils.progress import Reporter
 

@@ -5,17 +5,28 @@ from pathlib import Path
 from gpldla.backbones import is_backbone_name, list_backbones
 from gpldla.classifier.model import FewShotModel
 from gpldla.classifier.shipped import CONFIG, shipped_models
+from gpldla.data.preprocessing import READINGS
 from gpldla.utils.errors import UserError, did_you_mean
 
 HEAD = "gpldla-auto"  # of a model made from a pretrained backbone
 
 
-def resolve_model(name_or_folder: str | Path) -> FewShotModel:
+def resolve_model(name_or_folder: str | Path, *, reading: int = READINGS[-1]) -> FewShotModel:
     """Return the model with this name, in evaluation mode on the CPU.
 
-    A name is, in this order: the folder of a trained model; a pretrained backbone (also `timm:NAME`), which
-    gets the head "gpldla-auto"; a shipped model.
+    A name is, in this order: the folder of a trained model; a pretrained backbone (also `hf:ORG/NAME`,
+    `st:ORG/NAME`, `timm:NAME`, and each of these with a folder), which gets the head "gpldla-auto"; a shipped
+    model. `,size=PIXELS` at its end chooses the size of pictures where the network takes several.
+
+    reading: how picture files are decoded, see `ImageSettings`; what is made with the model keeps it
     """
+    model = _named_model(name_or_folder)
+    if model.backbone.reads == "pictures":
+        model.set_image_settings(reading=reading)
+    return model
+
+
+def _named_model(name_or_folder: str | Path) -> FewShotModel:
     folder, name = Path(name_or_folder), str(name_or_folder)
     is_model = (folder / CONFIG).is_file()
     if not is_model and is_backbone_name(name):

@@ -14,9 +14,12 @@ from torch import Tensor
 from gpldla.backbones import Backbone
 from gpldla.classifier.calibration import apply_temperature
 from gpldla.classifier.examples import Examples
+from gpldla.classifier.expected_accuracy import ExpectedAccuracy, expected_accuracy
 from gpldla.classifier.novelty import Novelty, fit_novelty
+from gpldla.classifier.own_prior import NEGLIGIBLE, OwnPrior, mixture, own_prior_head
 from gpldla.classifier.uncertainty import uncertainty_of
 from gpldla.heads import Head, Posterior
+from gpldla.heads.gp.unlabelled import usable_rows
 from gpldla.utils.errors import UserError
 from gpldla.utils.modules import evaluating
 
@@ -32,6 +35,10 @@ class AdaptedTask:
     backbone:    the network, for heads that adapt it
     temperature: divides the log probabilities
     novelty:     the calibration of "none of these"; None until it is computed
+    unlabelled:  more rows of the task, without labels [m, ...], that the posterior has learned from, or None
+    labelled_only: the posterior that follows from the examples alone, where there are unlabelled rows:
+                 leaving examples out and "none of these" need one that has not seen them in other ways
+    own_prior:   a second answer that is mixed with that of `posterior`, or None
     """
 
     head: Head
@@ -42,6 +49,9 @@ class AdaptedTask:
     backbone: Backbone | None = None
     temperature: float = 1.0
     novelty: Novelty | None = None
+    unlabelled: Tensor | None = None
+    labelled_only: Posterior | None = None
+    own_prior: OwnPrior | None = None
 
     @classmethod
     def adapt(
@@ -55,25 +65,55 @@ class AdaptedTask:
         temperature: float = 1.0,
         novelty: Novelty | None = None,
         seed: int = 0,
+        unlabelled: Tensor | None = None,
     ) -> "AdaptedTask":
-        """Adapt a head to examples; `seed` is that of the draws of a Monte Carlo predictive."""
+        """Adapt a head to examples; `seed` is that of the draws of a Monte Carlo predictive.
+
+        unlabelled: ignored where there are too few, see `usable_rows`
+        """
         head, backbone = evaluating(head), None if backbone is None else evaluating(backbone)
-        with torch.no_grad():
+        ways = max(2, n_classes)  # a second class without examples has probability 0
+        rows = _centred(examples.rows, center)
+
+        def posterior_with(more: Tensor | None) -> Posterior:
             posterior = head.adapt_weighted(
-                _centred(examples.rows, center),
-                examples.labels,
-                max(2, n_classes),  # a second class without examples has probability 0
-                examples.weights,
-                backbone=backbone,
+                rows, examples.labels, ways, examples.weights, unlabelled=more, backbone=backbone
             )
             posterior.fix_draws(seed)
-        return cls(head, posterior, n_classes, examples, center, backbone, temperature, novelty)
+            return posterior
+
+        labelled_only = None
+        with torch.no_grad():
+            posterior = posterior_with(None)
+            if unlabelled is not None:
+                unlabelled = usable_rows(unlabelled.to(rows), n_classes)
+            if unlabelled is not None:
+                labelled_only, posterior = posterior, posterior_with(_centred(unlabelled, center))
+        return cls(
+            head,
+            posterior,
+            n_classes,
+            examples,
+            center,
+            backbone,
+            temperature,
+            novelty,
+            unlabelled,
+            labelled_only,
+        )
+
+    @property
+    def _of_examples(self) -> Posterior:
+        """The posterior that follows from the examples alone."""
+        return self.posterior if self.labelled_only is None else self.labelled_only
 
     def log_prob(self, rows: Tensor) -> Tensor:
-        """Return log p(class | row), [q, ...] → [q, n_classes], with the temperature."""
+        """Return log p(class | row), [q, ...] → [q, n_classes], with the temperature and the own prior."""
 
         def predict(part: Tensor) -> Tensor:
-            return apply_temperature(self.posterior.log_prob(part), self.temperature)[:, : self.n_classes]
+            log_prob = apply_temperature(self.posterior.log_prob(part), self.temperature)
+            mixed = log_prob if self.own_prior is None else self.own_prior.mixed(log_prob, part)
+            return mixed[:, : self.n_classes]
 
         return self.in_chunks(rows, predict)
 
@@ -85,8 +125,8 @@ class AdaptedTask:
         if not 0 < prevalence < 1:
             raise UserError(f"prevalence must lie between 0 and 1, not {prevalence!r}.")
         novelty = self.calibrate_novelty()
-        cosine = self.in_chunks(rows, self.posterior.nearest_mean_cosine)
-        return novelty.probability(cosine, prevalence)
+        score = self.in_chunks(rows, lambda part: novelty.score(self._of_examples, part))
+        return novelty.probability(score, prevalence)
 
     def calibrate_novelty(self) -> Novelty:
         """Return the calibration of "none of these", fitted to the examples by the first call."""
@@ -105,19 +145,53 @@ class AdaptedTask:
     def leave_one_out(self) -> Tensor:
         """Return the probabilities of each example under the classifier without it, [n, n_classes].
 
-        NaN for the only example of a class.
+        NaN for the only example of a class. Unlabelled rows are left out, too.
         """
+        with torch.no_grad():
+            log_prob = self._left_out(self.head, self._of_examples)
+            log_prob = apply_temperature(log_prob, self.temperature)
+            if self.own_prior is not None:
+                of_own = self._left_out(own_prior_head(), self.own_prior.posterior)
+                log_prob = mixture(log_prob, of_own, self.own_prior.share)
+            return log_prob.exp()[:, : self.n_classes]
+
+    def _left_out(self, head: Head, posterior: Posterior) -> Tensor:
+        examples = self.require_examples()
+        return head.leave_one_out(
+            _centred(examples.rows, self.center),
+            examples.labels,
+            max(2, self.n_classes),
+            examples.weights,
+            posterior,
+            backbone=self.backbone,
+        )
+
+    def expected_accuracy(self) -> ExpectedAccuracy | None:
+        """Return the accuracy to expect for new rows; None where examples are too few, or the head cannot."""
         examples = self.require_examples()
         with torch.no_grad():
-            log_prob = self.head.leave_one_out(
+            predictions = self.head.left_out_with_all_shots(
                 _centred(examples.rows, self.center),
                 examples.labels,
                 max(2, self.n_classes),
                 examples.weights,
                 self.posterior,
-                backbone=self.backbone,
             )
-            return apply_temperature(log_prob, self.temperature).exp()[:, : self.n_classes]
+        return expected_accuracy(predictions)
+
+    def with_own_prior(self, share: float) -> "AdaptedTask":
+        """Return the task with a second answer, which has this share in the probabilities."""
+        if share < NEGLIGIBLE:
+            return replace(self, own_prior=None)
+        examples = self.require_examples()
+        with torch.no_grad():
+            posterior = own_prior_head().adapt_weighted(
+                _centred(examples.rows, self.center),
+                examples.labels,
+                max(2, self.n_classes),
+                examples.weights,
+            )
+        return replace(self, own_prior=OwnPrior(posterior, share))
 
     def require_examples(self) -> Examples:
         """Return the examples; raise a `UserError` if they were not saved."""
@@ -134,6 +208,10 @@ class AdaptedTask:
             posterior=self.posterior.to(device),
             examples=None if self.examples is None else self.examples.to(device),
             center=None if self.center is None else self.center.to(device),
+            unlabelled=None if self.unlabelled is None else self.unlabelled.to(device),
+            labelled_only=None if self.labelled_only is None else self.labelled_only.to(device),
+            novelty=None if self.novelty is None else self.novelty.to(device),
+            own_prior=None if self.own_prior is None else self.own_prior.to(device),
         )
 
     def rows_per_chunk(self, values_per_row: int) -> int:

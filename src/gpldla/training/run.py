@@ -16,6 +16,7 @@ from torch import Tensor
 from gpldla.backbones import backbone_preprocessing
 from gpldla.classifier.calibration import accuracy_percent
 from gpldla.classifier.model import FewShotModel
+from gpldla.classifier.task_temperature import TaskTemperature
 from gpldla.data import Access, DataPaths, Protocol, load_protocol
 from gpldla.evaluation import mean_feature
 from gpldla.training import checkpoint
@@ -191,6 +192,7 @@ class _Run:
         self.best_accuracy = -1.0
         self.best_weights: dict[str, Tensor] = {}
         self.temperature = 1.0
+        self.calibration: TaskTemperature | None = None
         self.seconds = 0.0  # spent training, over all parts of an interrupted run
 
     # ---- the loop
@@ -265,7 +267,9 @@ class _Run:
                         f" validation accuracy {accuracy:.2f} %{best}"
                     )
                 if last and self._is_last_stage:
-                    self.temperature = self.validation.temperature(self.kept_model())
+                    kept = self.kept_model()
+                    self.temperature = self.validation.temperature(kept)
+                    self.calibration = self.validation.calibration(kept, self.temperature)
                 self.seconds = time.monotonic() - started
                 if last or stops or _crossed_multiple(before, stage.done, recipe.checkpoint_every):
                     self.save()
@@ -314,7 +318,7 @@ class _Run:
         """Return the model with the weights that did best on validation classes, ready for evaluation."""
         recipe = self.recipe
         model = _fresh_model(recipe)
-        model.temperature = self.temperature
+        model.temperature, model.calibration = self.temperature, self.calibration
         model.info = {
             "recipe": recipe.as_dict(),
             "episodes": self.episodes,
@@ -347,6 +351,7 @@ class _Run:
             "done": self.stage.done,
             "best_accuracy": self.best_accuracy,
             "temperature": self.temperature,
+            "calibration": None if self.calibration is None else self.calibration.as_json(),
             "seconds": self.seconds,
             "window": self.stage.window.sums,
         }
@@ -378,6 +383,8 @@ class _Run:
         self.stage.window = RunningMeans(values["window"] if self.processes.is_first else None)
         self.best_accuracy = values["best_accuracy"]
         self.temperature = values["temperature"]
+        calibration = values.get("calibration")
+        self.calibration = None if calibration is None else TaskTemperature.from_json(calibration)
         self.seconds = values["seconds"]
 
 

@@ -7,12 +7,16 @@ from lightning_fabric import Fabric
 
 from gpldla.classifier.calibration import fit_temperature
 from gpldla.classifier.model import FewShotModel
+from gpldla.classifier.task_temperature import TaskTemperature
 from gpldla.data import Part
 from gpldla.data.part_images import PartImages
 from gpldla.evaluation import PartEvaluator, Predictions, Task
+from gpldla.training.home_tasks import fit_task_temperature
 from gpldla.training.process_group import ProcessGroup
 from gpldla.training.recipe import Recipe
 from gpldla.utils.errors import UserError
+
+SHARE_OF_SHAPE = 6  # of the episodes for the temperature, to one of the shapes of tasks
 
 
 class Validation:
@@ -41,6 +45,12 @@ class Validation:
         """Return the temperature fitted on other tasks of the validation classes."""
         predictions = self._predict(model, self._settings.temperature_episodes, "validation-temperature")
         return fit_temperature(*predictions.flat)
+
+    def calibration(self, model: FewShotModel, temperature: float) -> TaskTemperature | None:
+        """Return what temperatures of tasks are computed from; every process computes the same."""
+        evaluator = PartEvaluator(model, self._part, self._images)
+        episodes = max(2, self._settings.temperature_episodes // SHARE_OF_SHAPE)
+        return fit_task_temperature(evaluator, self.task, temperature, episodes=episodes, seed=self._seed)
 
     def try_head(self, model: FewShotModel) -> None:
         """Let the head of a model adapt to one task, so that options it refuses are named before training."""
