@@ -1,0 +1,103 @@
+"""Everything that the routes share: the store, the networks, the pools of threads and their bounds."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gpldla.classifier.few_shot import FewShotClassifier
+from gpldla.server.answers import Explainer
+from gpldla.server.batching import Batcher
+from gpldla.server.classifiers import Classifiers
+from gpldla.server.metrics import BATCHES, WAITING
+from gpldla.server.networks import Network, load_file, load_networks
+from gpldla.server.pictures import thumbnail_of
+from gpldla.server.problems import Problem
+from gpldla.server.settings import Settings
+from gpldla.server.storage import Store, open_database
+
+THREADS = 4  # that adapt, answer, and read and write the database
+WAITING_CALLS = 256  # for these threads; with more, a request is answered 429
+SECONDS_PER_CALL = 0.02  # for Retry-After
+
+Result = TypeVar("Result")
+
+
+class Service:
+    """What one process serves.
+
+    file: the classifier that is served read-only; then there is no store
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        limits = settings.limits
+        self.settings, self.limits = settings, limits
+        self.file: FewShotClassifier | None = None
+        self.explainer: Explainer | None = None
+        self._store: Store | None = None
+        if settings.file is not None:
+            self.file, network = load_file(settings.file, settings.device)
+            self.networks = {network.kind: network}
+            self.explainer = Explainer(self.file)
+        else:
+            self._store = Store(open_database(settings.database), limits)
+            self.networks = load_networks(settings)
+            self.classifiers = Classifiers(self._store, self.networks)
+        self.batchers = {kind: self._batcher(network) for kind, network in self.networks.items()}
+        self._threads = ThreadPoolExecutor(THREADS, "work")
+        self._calls = 0
+        self._lock = threading.Lock()
+
+    @property
+    def store(self) -> Store:
+        """The store of tasks."""
+        assert self._store is not None, "routes of tasks are not served with a file"
+        return self._store
+
+    async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function that computes or waits for the disk, in a thread; 429 if too many calls wait."""
+        with self._lock:
+            if self._calls >= WAITING_CALLS:
+                raise Problem.busy(self._calls * SECONDS_PER_CALL / THREADS)
+            self._calls += 1
+        try:
+            call = partial(copy_context().run, function, *arguments)  # with the id of the request
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        finally:
+            with self._lock:
+                self._calls -= 1
+
+    async def features(self, kind: str, items: Sequence[Any]) -> np.ndarray:
+        """Return the features of items [n, ...]."""
+        rows = self.batchers[kind].submit(items)
+        try:
+            return np.stack(await asyncio.gather(*map(asyncio.wrap_future, rows)))
+        finally:
+            for row in rows:  # where one item failed, the others are not needed
+                row.cancel()
+
+    def thumbnails(self, pictures: Sequence[bytes]) -> list[bytes | None]:
+        """Return small pictures, or None for each if none are kept."""
+        return [thumbnail_of(picture) if self.settings.thumbnails else None for picture in pictures]
+
+    def close(self) -> None:
+        """Finish what is under way."""
+        for batcher in self.batchers.values():
+            batcher.close()
+        self._threads.shutdown()
+        if self._store is not None:
+            self._store.close()
+
+    def _batcher(self, network: Network) -> Batcher:
+        return Batcher(
+            network.embed,
+            most_waiting=self.limits.waiting,
+            name=f"embed {network.kind}",
+            observe=BATCHES.labels(network.kind).observe,
+            show_waiting=WAITING.labels(network.kind).set,
+        )
