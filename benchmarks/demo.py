@@ -24,8 +24,8 @@ KEPT = (
     "interval",
     "nll",
     "ece",
-    "nll_model_temperature",
-    "ece_model_temperature",
+    "nll_classifier",
+    "ece_classifier",
     "pixels",
     "untrained",
 )
@@ -70,7 +70,7 @@ def table(results: dict[str, Any]) -> list[str]:
     """Return the README's lines: means over seeds, ± the standard deviation between them."""
     lines = [
         "| classes never seen in training | accuracy, % | raw pixels | untrained network"
-        " | ECE, as predicted | ECE, with temperature |",
+        " | ECE, as predicted | ECE, as answered |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for row in results["rows"]:
@@ -78,7 +78,7 @@ def table(results: dict[str, Any]) -> list[str]:
         spread = statistics.stdev(row["accuracy"]) if len(row["accuracy"]) > 1 else 0.0
         lines.append(
             f"| {row['label']} | **{mean['accuracy']:.1f}** ± {spread:.1f} | {mean['pixels']:.1f} |"
-            f" {mean['untrained']:.1f} | {mean['ece']:.1f} | {mean['ece_model_temperature']:.1f} |"
+            f" {mean['untrained']:.1f} | {mean['ece']:.1f} | {mean['ece_classifier']:.1f} |"
         )
     return lines
 

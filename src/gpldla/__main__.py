@@ -1,5 +1,5 @@
 """`python -m gpldla` is the command `gpldla`."""
 
-from gpldla.cli.app import main
+from gpldla.cli import main
 
 main()

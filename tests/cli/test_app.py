@@ -527,7 +527,7 @@ class TestEval:
         numbers = json.loads(out)
         assert numbers["model"] == str(trained)
         assert numbers["seeds"] == [0, 1]
-        for suffix in ("", "_model_temperature", "_val_temperature", "_paper_temperature"):
+        for suffix in ("", "_model_temperature", "_classifier", "_val_temperature"):
             for name in ("accuracy", "interval", "nll", "ece"):
                 assert numbers[name + suffix] >= 0
 

@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from tests.classifier.test_answers import write_pictures
 from tests.classifier.test_file import Letters, pictures
 from tests.helpers import call
 
-KNOWN_MODELS = ["all-minilm-l6-v2", "efficientnet-lite0", "pixels", *shipped_models()]
+KNOWN_MODELS = ["all-minilm-l6-v2", "efficientnet-lite0", "efficientnet-lite2", "pixels", *shipped_models()]
 TEXTS = {
     "greeting": ["hello there", "hello hello", "oh hello", "well hello"],
     "numbers": ["six fix", "sixty six", "six", "sixty fix"],
@@ -123,15 +124,17 @@ class TestFit:
         own = np.repeat([0, 1, 2], 5)
         accuracy = 100 * (proba.argmax(1) == own).mean()
         nll = -np.log(proba[np.arange(15), own]).mean()
-        assert lines[-2] == f"Leave-one-out: accuracy {accuracy:.1f} %, NLL {nll:.3f}, on 15 examples."
-        assert lines[-1] == f"Wrote {file}. Next: gpldla predict {file} IMAGES"
+        assert lines[-3] == f"Leave-one-out: accuracy {accuracy:.1f} %, NLL {nll:.3f}, on 15 examples."
+        expected = 100 * classifier.expected_accuracy().accuracy
+        assert lines[-2].startswith(f"On new pictures like these expect {expected:.0f} % right")
+        assert lines[-1] == f"Wrote {file}. Next: gpldla predict {file} PICTURES"
 
     def test_as_json(self, run, made, tmp_path):
         file = tmp_path / "c.safetensors"
         code, out, err = run("fit", made / "photos", "-o", file, "--model", "pixels", "--json")
         assert (code, err) == (0, "")
         facts = json.loads(out)
-        assert set(facts) == {"file", "classes", "leave_one_out", "confused", "suspects"}
+        assert set(facts) == {"file", "classes", "leave_one_out", "expected", "confused", "suspects"}
         assert facts["file"] == str(file)
         assert facts["classes"] == {"cat": 5, "dog": 5, "owl": 5}
         assert facts["leave_one_out"]["examples"] == 15
@@ -153,6 +156,37 @@ class TestFit:
         assert "Every class has a single example, so none can be left out" in out
         _, out, _ = run(*command, "--json")
         assert json.loads(out)["leave_one_out"] == {"accuracy": None, "nll": None, "examples": 0}
+
+    def test_learns_from_pictures_without_labels(self, run, made, tmp_path):
+        photos, file = write_pictures(tmp_path / "photos", count=1), tmp_path / "c.safetensors"
+        album = tmp_path / "album"
+        shutil.copytree(made / "photos", album)
+        (album / "cat" / "broken.png").write_bytes(b"no picture")
+        command = ["fit", photos, "-o", file, "--model", "pixels", "--unlabelled", album]
+        code, _, err = run(*command)
+        assert (code, "broken.png cannot be read" in err) == (2, True)
+        code, out, err = run(*command, "--skip-bad")
+        assert (code, "Left out: " in err) == (0, True)
+        assert "It has also learned from 15 pictures without labels." in out
+        classifier = FewShotClassifier.load(file)
+        direct = classifier.model.adapt(
+            list(classifier.names),
+            classifier.labels.tolist(),
+            unlabelled=sorted((made / "photos").rglob("*.png")),
+        )
+        query = sorted((made / "new").rglob("*.png"))
+        np.testing.assert_allclose(classifier.predict_proba(query), direct.predict_proba(query), atol=1e-6)
+        _, out, _ = run(*command, "--skip-bad", "--json")
+        assert json.loads(out)["unlabelled"] == 15
+
+    def test_says_what_would_settle_a_guess(self, run, tmp_path):
+        photos = write_pictures(tmp_path / "photos", count=1)
+        command = ["fit", photos, "-o", tmp_path / "c.safetensors", "--model", "pixels"]
+        _, out, _ = run(*command)
+        assert "a second example for some classes would measure it. More pictures without labels" in out
+        _, out, err = run(*command, "--unlabelled", photos)
+        assert "3 unlabelled pictures are too few for 3 classes and were not used; give at least 10." in err
+        assert "a second example for some classes would measure it.\n" in out
 
     def test_a_wrong_label_is_shown(self, run, tmp_path):
         photos, generator = tmp_path / "photos", np.random.default_rng(0)
@@ -321,9 +355,9 @@ class TestFitRefuses:
         [
             (["--text", "texts", "--label", "label"], "has no column 'texts'; did you mean 'text'?"),
             (["--text", "text", "--label", "labl"], "has no column 'labl'; did you mean 'label'?"),
-            (["--text", "text"], "Texts need both --text COLUMN and --label COLUMN."),
-            (["--label", "label"], "Texts need both --text COLUMN and --label COLUMN."),
-            ([], "is a file; name its columns with --text and --label, or give a folder."),
+            (["--text", "text"], "A table needs both --text (or --picture) COLUMN and --label COLUMN."),
+            (["--label", "label"], "A table needs both --text (or --picture) COLUMN and --label COLUMN."),
+            ([], "is a file; name its columns with --text (or --picture) and --label, or give a folder."),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
@@ -336,12 +370,12 @@ class TestFitRefuses:
 
     def test_a_folder_in_place_of_a_table(self, fails, photos):
         line = fails(photos, "--text", "text", "--label", "label", model="letters")
-        assert line.startswith(f"{photos} cannot be read as a CSV file")
+        assert line.startswith(f"{photos} cannot be read as a table")
 
     @pytest.mark.parametrize(
         ("name", "said"),
         [
-            ("efficientnet-lite", "; did you mean 'efficientnet-lite0'?"),
+            ("eficientnet-lite0", "; did you mean 'efficientnet-lite0'?"),
             ("all-minilm", "; did you mean 'all-minilm-l6-v2'?"),
             ("resnet-900", f"; known are {', '.join(sorted([*KNOWN_MODELS, 'letters']))}."),
         ],

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from gpldla.classifier.model import FewShotModel
-from gpldla.reports.demo import SETTINGS, _verdict, run_demo
+from gpldla.reports.demo import SETTINGS, run_demo
 
 
 class Demo:
@@ -16,9 +16,9 @@ class Demo:
     def __init__(self, folder):
         self.folder = folder
         console = Console(file=io.StringIO(), width=120)
-        started = time.monotonic()
+        started = time.process_time()
         self.returned = run_demo(folder / "demo", fast=True, console=console)
-        self.seconds = time.monotonic() - started
+        self.seconds = time.process_time() - started
         self.report = (folder / "demo" / "report.html").read_text("utf-8")
         self.results = json.loads((folder / "demo" / "results.json").read_text("utf-8"))
         self.printed = console.file.getvalue()
@@ -30,8 +30,8 @@ def demo(tmp_path_factory):
 
 
 def test_is_fast(demo):
-    """About 12 s alone on two cores; the limit leaves room for a test running beside it."""
-    assert demo.seconds < 40
+    """About 25 s of computing on all cores together, whatever runs beside it."""
+    assert demo.seconds < 60
 
 
 def test_every_setting_has_a_row(demo):
@@ -60,19 +60,16 @@ def test_the_report_shows_the_results(demo):
         assert row["label"] in demo.report
 
 
-@pytest.mark.parametrize(
-    ("ece", "nll", "words"),
-    [
-        (1.0, 0.1, "improves calibration"),
-        (1.0, 0.3, "has a mixed effect"),
-        (9.0, 0.1, "has a mixed effect"),
-        (9.0, 0.3, "makes calibration worse"),
-    ],
-)
-def test_the_report_says_what_the_temperature_does(ece, nll, words):
-    measured = {"ece": 5.0, "nll": 0.2, "ece_model_temperature": ece, "nll_model_temperature": nll}
-    sentences = _verdict([{"label": setting.label, **measured} for setting in SETTINGS])
-    assert all(f"the temperature {words}: the calibration error goes from 5.0" in line for line in sentences)
+def test_the_report_shows_home_beside_away(demo):
+    for setting, place in ((SETTINGS[0], "At home"), (SETTINGS[6], "Away")):
+        row = next(row for row in demo.results["rows"] if row["label"] == setting.label)
+        moved = f"its error goes from {row['ece']:.1f} to {row['ece_classifier']:.1f} points"
+        likelihood = f"the NLL from {row['nll']:.3f} to {row['nll_classifier']:.3f}."
+        sentence = next(line for line in demo.report.splitlines() if f"<p>{place}: " in line)
+        assert moved in sentence
+        assert likelihood in sentence
+        for number in (row["accuracy"], row["ece"], row["ece_model_temperature"], row["ece_classifier"]):
+            assert f">{number:.1f}</td>" in demo.report
 
 
 def test_the_report_needs_nothing_from_elsewhere(demo):

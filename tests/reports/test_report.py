@@ -11,6 +11,7 @@ from PIL import Image
 from rich.console import Console
 
 from gpldla.classifier.calibration import reliability
+from gpldla.reports.home_and_away import Judged
 from gpldla.reports.html import DrawnEpisode, DrawnQuery, picture_uri, write_demo_report
 from gpldla.reports.plots import prior_plot, reliability_plot, training_curve, training_plot
 from gpldla.reports.terminal import evaluation_table, inventory_tables
@@ -41,8 +42,10 @@ class TestTables:
     def numbers(self):
         numbers = {"dataset": "glyphs", "ways": 5, "shots": 1, "repeats": 5, "episodes": 600}
         numbers |= {"temperature_model": 1.75, "temperature_val": 1.25, "temperature_paper": 1.5}
+        numbers["temperature_task"] = 2.0
         numbers["temperature_val_is_fitted"] = True
-        for place, suffix in enumerate(("", "_model_temperature", "_val_temperature", "_paper_temperature")):
+        suffixes = ("", "_model_temperature", "_classifier", "_val_temperature", "_paper_temperature")
+        for place, suffix in enumerate(suffixes):
             numbers |= {"accuracy" + suffix: 91.234, "interval" + suffix: 0.456, "nll" + suffix: 0.1 + place}
             numbers |= {"ece" + suffix: 2.5 + place, "ece_equal_mass" + suffix: 7.5 + place}
         return numbers
@@ -57,12 +60,13 @@ class TestTables:
         text = printed(evaluation_table(numbers))
         assert "glyphs, 5-way 1-shot" in text
         assert "5 × 600 episodes" in text
-        assert text.count("91.23 ± 0.46") == 4
+        assert text.count("91.23 ± 0.46") == 5
         rows = [
             ("1.00", "0.100", "2.50"),
             ("1.75", "1.100", "3.50"),
-            ("1.25", "2.100", "4.50"),
-            ("1.50", "3.100"),
+            ("2.00", "2.100", "4.50"),
+            ("1.25", "3.100", "5.50"),
+            ("1.50", "4.100"),
         ]
         for cells in rows:
             assert any(all(cell in line for cell in cells) for line in text.splitlines())
@@ -194,6 +198,10 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
+def judged(place, accuracy, confidence):
+    return Judged(place, "as predicted", accuracy, 0.345, bins(), confidence - accuracy)
+
+
 @pytest.fixture(scope="module")
 def facts():
     image = np.full((1, 32, 32), 200, np.uint8)
@@ -204,7 +212,7 @@ def facts():
         "pixels": 55.6,
         "untrained": 36.6,
     }
-    row |= {"ece": 5.5, "ece_model_temperature": 1.5, "nll": 0.5, "nll_model_temperature": 0.25}
+    row |= {"ece": 5.5, "ece_classifier": 1.5, "nll": 0.5, "nll_classifier": 0.25}
     queries = [
         DrawnQuery(image, 0, np.array([0.7, 0.2, 0.1])),
         DrawnQuery(image, 0, np.array([0.1, 0.9, 0.0])),
@@ -217,7 +225,10 @@ def facts():
         "cards": [{"value": "91 %", "text": "right on unseen scripts"}],
         "n_queries": "1,000",
         "results": [row],
-        "reliability_plot": reliability_plot([("unseen scripts", "as predicted", bins())]),
+        "home": "unseen scripts",
+        "away": "digits",
+        "stages": [[judged("at home", 91.2, 93.3), judged("away", 55.5, 77.7)]],
+        "reliability_plots": [reliability_plot([("unseen scripts", "as predicted", bins())])],
         "verdict": ["It is good.", "It is bad."],
         "episodes": [DrawnEpisode("A task", ["Lao a", NASTY, "Lao c"], [[image]] * 3, queries)],
         "n_training_episodes": "800",
@@ -255,7 +266,19 @@ class TestDemoReport:
         assert NASTY in "".join(Page(page).text)
 
     def test_shows_the_numbers(self, page):
-        for text in ("91.2 ± 0.4", "55.6", "36.6", "5.5", "1.5", "0.250", "91 %", "1,000", "Armenian"):
+        for text in (
+            "91.2 ± 0.4",
+            "55.6",
+            "36.6",
+            "5.5",
+            "1.5",
+            "0.250",
+            "91 %",
+            "1,000",
+            "Armenian",
+            "93.3",
+            "77.7",
+        ):
             assert text in page
 
     def test_shows_every_picture_and_every_probability(self, page):

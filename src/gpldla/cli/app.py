@@ -7,11 +7,15 @@ import typer
 
 from gpldla import __version__
 from gpldla.cli.bench import bench_app
+from gpldla.cli.correct import add, relabel, remove
 from gpldla.cli.data import data_app
 from gpldla.cli.demo import demo
 from gpldla.cli.export import export
 from gpldla.cli.fit import fit
+from gpldla.cli.info import info
 from gpldla.cli.predict import predict
+from gpldla.cli.serve import serve
+from gpldla.cli.suggest import suggest
 from gpldla.cli.tables import list_models, show_tables
 from gpldla.cli.training import evaluate, train
 from gpldla.utils.errors import RunError, UserError
@@ -21,14 +25,20 @@ app = typer.Typer(
     help="Few-shot classification with calibrated probabilities, in closed form.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for name, command, short_help in (
     ("demo", demo, "Train and test a small model, and write a report."),
     ("fit", fit, "Fit a classifier to a few labelled pictures or texts."),
     ("predict", predict, "Classify new pictures or texts."),
+    ("add", add, "Add labelled examples to a classifier."),
+    ("relabel", relabel, "Correct the label of an example."),
+    ("remove", remove, "Remove examples from a classifier."),
+    ("info", info, "Say what a classifier's file holds."),
+    ("suggest", suggest, "Rank unlabelled items by what their labels would teach."),
     ("export", export, "Write a classifier as ONNX."),
+    ("serve", serve, "Serve an HTTP API on which classifiers are taught."),
     ("train", train, "Meta-train a model by a recipe."),
     ("eval", evaluate, "Measure a model on novel classes."),
     ("models", list_models, "List the shipped models."),

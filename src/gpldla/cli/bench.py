@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from gpldla.cli.options import DEFAULT_DEVICE, Device, messages, wide_console
+from gpldla.cli.options import DEFAULT_DEVICE, Device, messages
 from gpldla.utils.errors import UserError
 from gpldla.utils.progress import Reporter, say
+from gpldla.utils.terminal import wide_console
 
 bench_app = typer.Typer()
 

@@ -8,8 +8,9 @@ from gpldla.utils.errors import UserError
 from gpldla.utils.progress import say
 
 if TYPE_CHECKING:
-    from gpldla.classifier.features import FeatureCache
+    from gpldla.classifier.feature_cache import FeatureCache
     from gpldla.classifier.model import FewShotModel
+    from gpldla.data.preprocessing import Preprocessing
 
 
 def pictures_of_arguments(arguments: list[str]) -> list[Any]:
@@ -65,11 +66,11 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def readable_indices(pictures: list[Any], model: "FewShotModel") -> list[int]:
+def readable_indices(pictures: list[Any], preprocessing: "Preprocessing") -> list[int]:
     """Return the indices of the pictures that can be read; report the others on stderr."""
     from gpldla.data.user_files import readable_pictures
 
-    good, bad = readable_pictures(pictures, model.preprocessing)
+    good, bad = readable_pictures(pictures, preprocessing)
     for sentence in bad:
         say(messages, f"Left out: {sentence}")
     if not good:
@@ -87,7 +88,7 @@ def report_ignored_files(folder: Path) -> None:
 
 def feature_cache(model: "FewShotModel", folder: Path | None) -> "FeatureCache":
     """Return where features of the model's backbone are kept between commands."""
-    from gpldla.classifier.features import FeatureCache
+    from gpldla.classifier.feature_cache import FeatureCache
     from gpldla.data.paths import DataPaths
 
     return FeatureCache.of(model.backbone, DataPaths(None, folder), warn=lambda text: say(messages, text))

@@ -9,12 +9,12 @@ from rich.console import Console
 from gpldla.utils.errors import UserError
 
 if TYPE_CHECKING:
+    from gpldla.classifier.few_shot import FewShotClassifier
     from gpldla.data import Access, DataPaths
 
 # Modules that load torch are imported inside functions, so that --help answers at once.
 
 DEFAULT_DEVICE = "auto"
-TABLE_WIDTH = 160  # of tables that do not go to a terminal
 
 messages = Console(stderr=True)
 
@@ -58,9 +58,9 @@ def data_access(data_root: Path | None, cache: Path | None, *, skip_bad: bool = 
     return Access(data_paths(data_root, cache), Reporter(messages), skip_bad)
 
 
-def wide_console() -> Console:
-    """Return a console for tables on stdout; in a file or a pipe they are not cut to 80 characters."""
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, TABLE_WIDTH)
-    return console
+def load_classifier(file: Path, device: str = "cpu") -> "FewShotClassifier":
+    """Return the classifier of a file by `gpldla fit`, on a device."""
+    from gpldla.classifier.few_shot import FewShotClassifier
+    from gpldla.utils.devices import torch_device
+
+    return FewShotClassifier.load(file).to(torch_device(device))

@@ -17,14 +17,15 @@ from gpldla.cli.options import (
     Device,
     SkipBad,
     data_access,
+    load_classifier,
     messages,
-    wide_console,
 )
+from gpldla.cli.quick import answers_of_graph
 from gpldla.utils.errors import UserError
 from gpldla.utils.progress import Reporter
 
 if TYPE_CHECKING:
-    from gpldla.classifier.answers import Answer
+    from gpldla.classifier.answer import Answer
     from gpldla.classifier.few_shot import FewShotClassifier
 
 Items = Annotated[
@@ -118,17 +119,14 @@ def predict(
         raise UserError(
             "--column, --chunk-size and --data-root need a folder for the answers: --output FOLDER."
         )
-    loaded = _load(classifier, device)
-    given = _read_items(loaded, items, text, skip_bad=skip_bad)
-    answers = _answer(loaded, given, max_error, prevalence, cache)
+    answers = None
+    if device in (DEFAULT_DEVICE, "cpu") and text is None and not skip_bad:
+        answers = answers_of_graph(classifier, items, max_error, prevalence)
+    if answers is None:
+        loaded = load_classifier(classifier, device)
+        given = _read_items(loaded, items, text, skip_bad=skip_bad)
+        answers = _answer(loaded, given, max_error, prevalence, cache)
     _print_answers(answers, as_json=as_json, as_csv=as_csv)
-
-
-def _load(file: Path, device: str) -> "FewShotClassifier":
-    from gpldla.classifier.few_shot import FewShotClassifier
-    from gpldla.utils.devices import torch_device
-
-    return FewShotClassifier.load(file).to(torch_device(device))
 
 
 def _read_items(
@@ -139,13 +137,17 @@ def _read_items(
     if column is not None:
         raise UserError("The classifier is one of pictures; leave out --text.")
     pictures = pictures_of_arguments(arguments)
-    return [pictures[i] for i in readable_indices(pictures, classifier.model)] if skip_bad else pictures
+    return (
+        [pictures[i] for i in readable_indices(pictures, classifier.model.preprocessing)]
+        if skip_bad
+        else pictures
+    )
 
 
 def _answer(
     classifier: "FewShotClassifier", items: list[Any], max_error: float, prevalence: float, cache: Path | None
 ) -> "list[Answer]":
-    from gpldla.classifier.answers import answer, json_class_names
+    from gpldla.classifier.answer import answer, json_class_names
 
     model = classifier.model
     features = model.embed(items, cache=feature_cache(model, cache), reporter=Reporter(messages))
@@ -155,7 +157,8 @@ def _answer(
 
 
 def _print_answers(answers: "list[Answer]", *, as_json: bool, as_csv: bool) -> None:
-    from gpldla.reports.terminal import answers_table, write_answers_csv
+    from gpldla.reports.answer_table import answers_table, write_answers_csv
+    from gpldla.utils.terminal import wide_console
 
     if as_json:
         typer.echo(json.dumps([one.as_json() for one in answers], indent=2))

@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from gpldla import __version__
-from gpldla.classifier.calibration import Reliability, apply_temperature, reliability
+from gpldla.classifier.calibration import apply_temperature
 from gpldla.classifier.model import FewShotModel
 from gpldla.data import Access, DataPaths, Protocol, load_protocol
 from gpldla.data.sets.glyphs import SCRIPTS_OF_PART
 from gpldla.evaluation import Evaluation, ProtocolEvaluator, Task, measure
+from gpldla.reports.home_and_away import judge, plots, sentences
 from gpldla.reports.html import DrawnEpisode, DrawnQuery, write_demo_report
-from gpldla.reports.plots import prior_plot, reliability_plot, training_plot
+from gpldla.reports.plots import prior_plot, training_plot
 from gpldla.training.metrics import read_metrics
 from gpldla.training.recipe import Recipe, read_recipe
 from gpldla.training.run import train
@@ -129,16 +130,16 @@ def _result_facts(
     rows: list[dict[str, Any]], evaluations: dict[Setting, Evaluation], model: FewShotModel
 ) -> dict[str, Any]:
     """Return what the page shows of the evaluation."""
-    panels = [
-        panel
-        for setting in (LETTERS, DIGITS)
-        for panel in _before_and_after(setting, evaluations[setting], model)
-    ]
+    places = [("at home", evaluations[LETTERS]), ("away", evaluations[DIGITS])]
+    stages = judge(places, model)
     return {
         "results": rows,
         "cards": _cards(rows),
-        "verdict": _verdict(rows),
-        "reliability_plot": reliability_plot(panels),
+        "home": LETTERS.label,
+        "away": DIGITS.label,
+        "stages": stages,
+        "verdict": sentences(stages),
+        "reliability_plots": plots(stages),
     }
 
 
@@ -187,8 +188,8 @@ def _cards(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
             f" {letters['pixels']:.0f} %",
         },
         {
-            "value": f"{letters['ece_model_temperature']:.1f} points",
-            "text": "between confidence and accuracy on them",
+            "value": f"{letters['ece_classifier']:.1f} points",
+            "text": "between confidence and accuracy on them (ECE)",
         },
         {
             "value": f"{digits['accuracy']:.0f} %",
@@ -196,30 +197,15 @@ def _cards(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
             f" {digits['pixels']:.0f} %",
         },
         {
-            "value": f"{digits['ece_model_temperature']:.1f} points",
-            "text": "between confidence and accuracy on digits: less reliable on another domain",
+            "value": f"{digits['ece_classifier']:.1f} points",
+            "text": "between confidence and accuracy on digits, away from what it was trained on",
         },
     ]
 
 
-def _verdict(rows: list[dict[str, Any]]) -> list[str]:
-    """Describe in sentences how the temperature changed the calibration."""
-    sentences = []
-    for setting in (LETTERS, DIGITS):
-        row = _row_of(setting, rows)
-        gains = [row[f"{measure}_model_temperature"] < row[measure] for measure in ("ece", "nll")]
-        change = ("makes calibration worse", "has a mixed effect", "improves calibration")[sum(gains)]
-        sentences.append(
-            f"On {setting.label}, the temperature {change}: the calibration error goes from"
-            f" {row['ece']:.1f} to {row['ece_model_temperature']:.1f} points,"
-            f" the NLL from {row['nll']:.3f} to {row['nll_model_temperature']:.3f}."
-        )
-    return sentences
-
-
 def _results_table(rows: list[dict[str, Any]]) -> Table:
     table = Table("accuracy on unseen classes, %", title="gpldla demo", title_justify="left")
-    for column in ("gpldla", "raw pixels", "untrained", "ECE", "ECE (T)"):
+    for column in ("gpldla", "raw pixels", "untrained", "ECE", "as answered"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
@@ -228,20 +214,9 @@ def _results_table(rows: list[dict[str, Any]]) -> Table:
             f"{row['pixels']:.1f}",
             f"{row['untrained']:.1f}",
             f"{row['ece']:.1f}",
-            f"{row['ece_model_temperature']:.1f}",
+            f"{row['ece_classifier']:.1f}",
         )
     return table
-
-
-def _before_and_after(
-    setting: Setting, evaluation: Evaluation, model: FewShotModel
-) -> list[tuple[str, str, Reliability]]:
-    log_prob, labels = evaluation.predictions.flat
-    tempered = apply_temperature(log_prob, model.temperature)
-    return [
-        (setting.label, "as predicted", reliability(log_prob, labels)),
-        (setting.label, f"temperature {model.temperature:.2f}", reliability(tempered, labels)),
-    ]
 
 
 def _draw(evaluator: ProtocolEvaluator, task: Task, title: str, seed: int) -> DrawnEpisode:

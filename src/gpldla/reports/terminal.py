@@ -1,17 +1,16 @@
 """Tables and sentences for the terminal."""
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
-from gpldla.classifier.answers import UNSURE, Answer, FitSummary
+from gpldla.classifier.answers import FitSummary
+from gpldla.classifier.expected_accuracy import ExpectedAccuracy
 from gpldla.data.splits import PARTS
-from gpldla.data.user_files import printable
 
 
 def evaluation_table(numbers: dict[str, Any]) -> Table:
@@ -29,6 +28,7 @@ def evaluation_table(numbers: dict[str, Any]) -> Table:
     rows = (
         ("none", "", 1.0),
         ("stored in the model", "_model_temperature", numbers["temperature_model"]),
+        ("as classifiers answer (median of T)", "_classifier", numbers["temperature_task"]),
         (validation, "_val_temperature", numbers["temperature_val"]),
         ("from other test episodes (as in the paper)", "_paper_temperature", numbers["temperature_paper"]),
     )
@@ -103,40 +103,21 @@ def fit_tables(summary: FitSummary) -> list[Table]:
 def leave_one_out_line(summary: FitSummary) -> str:
     """Summarise the leave-one-out test of a fit in one sentence."""
     if summary.accuracy is None or summary.nll is None:
-        return "Every class has a single example, so none can be left out to test the classifier."
+        return (
+            "Every class has a single example, so none can be left out to test the classifier:"
+            " how often it will be right is unknown."
+        )
     accuracy, nll = f"accuracy {summary.accuracy:.1f} %", f"NLL {summary.nll:.3f}"
     return f"Leave-one-out: {accuracy}, {nll}, on {summary.tested} examples."
 
 
-def answers_table(answers: Sequence[Answer]) -> Table:
-    """Show the answer for each item, its probability and the second most probable class."""
-    table = Table(Column("item", overflow="fold"), "answer", Column("p", justify="right"), "or")
-    if any(one.none_of_these is not None for one in answers):
-        table.add_column("none of these", justify="right")
-    for one in answers:
-        ranked = sorted(one.probabilities.items(), key=lambda pair: -pair[1])
-        name, second = ranked[1]
-        answer = f"unsure ({one.label})" if one.unsure else str(one.label)
-        row = [
-            escape(one.item),
-            escape(answer),
-            f"{one.probability:.2f}",
-            f"{escape(str(name))} {second:.2f}",
-        ]
-        table.add_row(*row, *([] if one.none_of_these is None else [f"{one.none_of_these:.2f}"]))
-    return table
-
-
-def write_answers_csv(stream: TextIO, answers: Sequence[Answer]) -> None:
-    """Write one line per item, with one column per class."""
-    writer = csv.writer(stream, lineterminator="\n")
-    classes = answers[0].probabilities if answers else ()
-    writer.writerow(["item", "answer", "probability", "none_of_these", *map(printable, classes)])
-    for one in answers:
-        answer = UNSURE if one.unsure else one.label
-        none = "" if one.none_of_these is None else f"{one.none_of_these:.4f}"
-        values = [f"{p:.6f}" for p in one.probabilities.values()]
-        writer.writerow([one.item, answer, f"{one.probability:.6f}", none, *values])
+def expected_line(expected: ExpectedAccuracy, what: str) -> str:
+    """Say what accuracy to expect, in one sentence."""
+    low, high = 100 * expected.low, 100 * expected.high
+    return (
+        f"On new {what} like these expect {100 * expected.accuracy:.0f} % right, with all examples in use"
+        f" (90 % interval: {low:.0f} to {high:.0f} %)."
+    )
 
 
 def inventory_tables(stock: dict[str, Any]) -> tuple[Table, Table]:
