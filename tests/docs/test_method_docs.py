@@ -13,7 +13,7 @@ import torch
 
 from gpldla.heads import base as heads_base
 from gpldla.heads import create_head, gpldla_auto, head_class, head_options, list_heads
-from gpldla.heads.gp import strangers
+from gpldla.heads.gp import peak, strangers, unlabelled
 from gpldla.testing import HeadContract, random_episode
 from gpldla.training import run as training
 from gpldla.training.methods import methods
@@ -141,11 +141,11 @@ def test_files_of_the_code_that_are_named_exist(file):
 
 def test_the_numbers_that_gpldla_auto_chooses_beta_by_are_those_of_the_code():
     formulas = section(PAGES["gpldla-auto"], "Formulas")
-    assert f"β₀ = {gpldla_auto.DEFAULT_SCALE:g} / d^¼" in formulas
+    assert f"β₀ = {strangers.DEFAULT_SCALE:g} / d^¼" in formulas
     assert f"β₀ = {strangers.LOGIT_SCALE:g} · N^{{1/3}}" in formulas
     assert f"({strangers.PRIOR_FREEDOM:g} · {strangers.PRIOR_LIKENESS:g}/√d + ν σ̂²)" in formulas
-    assert f"½ (log(β/β₀) / {gpldla_auto.PRIOR_WIDTH:g})²" in formulas
-    assert f"for k from −{-gpldla_auto.GRID[0]} to {gpldla_auto.GRID[-1]};" in formulas
+    assert f"½ (log(β/β₀) / {peak.PRIOR_WIDTH:g})²" in formulas
+    assert f"for k from −{-peak.GRID[0]} to {peak.GRID[-1]};" in formulas
     assert f"Of more than {gpldla_auto.MAX_LEFT_OUT} examples" in formulas
     assert f"⌊n/{gpldla_auto.N_SCORED_EXAMPLES}⌋-th example is scored" in formulas
 
@@ -213,3 +213,13 @@ def test_the_contract_test_of_the_text_is_that_of_this_file(example):
 
 def test_the_example_is_forgotten_afterwards():
     assert EXAMPLE not in list_heads()
+
+
+def test_the_numbers_that_gpldla_auto_learns_from_unlabelled_rows_by_are_those_of_the_code():
+    formulas = section(PAGES["gpldla-auto"], "Formulas")
+    assert f"(e{'⁰¹²³'[int(unlabelled.NONE)]} + Σ_l exp(cos_l/σ))" in formulas
+    assert unlabelled.WEIGHT == 0.5
+    assert "R_ij = r_ij/2" in formulas
+    assert f"β is {unlabelled.UNLABELLED_FACTOR:g} times that of the labelled rows" in formulas
+    assert unlabelled.STEPS == 3
+    assert "in three steps" in formulas

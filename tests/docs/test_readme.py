@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.demo import table
+from benchmarks.honesty import first_screen, pool
 from sklearn.base import clone
 
 from gpldla import FewShotModel
@@ -65,3 +66,16 @@ def test_links_lead_somewhere(file):
     text = (ROOT / file).read_text("utf-8")
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert ((ROOT / file).parent / target).exists(), target
+
+
+def test_its_first_table_is_that_of_the_stored_matrix():
+    results = json.loads((ROOT / "results" / "honesty.json").read_text("utf-8"))
+    assert "| 5, 1 | **" in README
+    assert first_screen.render(README, results) == README
+
+
+def test_the_tables_on_rows_without_labels_are_the_stored_ones():
+    results = json.loads((ROOT / "results" / "pool.json").read_text("utf-8"))
+    page = (ROOT / "docs" / "own-data.md").read_text("utf-8")
+    assert "| 5-way 1-shot | 50, even | " in page
+    assert pool.render(page, results) == page
