@@ -1,13 +1,15 @@
 """The trainings behind the paper's tables: the plan, what is measured, and the cells that come of it."""
 
 import json
+import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from benchmarks.paper import Training, cell, collect, measure, plan, rounds
+from benchmarks.job_queue import run_jobs
+from benchmarks.paper import Training, cell, collect, jobs, measure, plan, with_what_they_need
+from benchmarks.trials import VALIDATED, chosen, file_of
 
 from benchmarks import evaluation_steps, paper
 from gpldla.evaluation import Predictions
@@ -68,26 +70,26 @@ def test_patterns_choose_from_the_plan():
 
 
 def test_what_others_begin_with_comes_first():
-    asked = plan(["tinyimagenet-cub-resnet18-84-5shot", "cub-conv4-1shot"])
-    assert [[training.name for training in together] for together in rounds(asked)] == [
-        ["cub-conv4-1shot", "tinyimagenet-cub-resnet18-84-1shot-simpleshot-cl2n"],
-        ["tinyimagenet-cub-resnet18-84-5shot"],
+    asked = plan(["tinyimagenet-cub-resnet18-84-5shot", "mini-cub-conv4-1shot"])
+    assert [training.name for training in with_what_they_need(asked)] == [
+        "tinyimagenet-cub-resnet18-84-1shot-simpleshot-cl2n",
+        "tinyimagenet-cub-resnet18-84-5shot",
+        "miniimagenet-conv4-1shot-simpleshot-cl2n",
+        "miniimagenet-conv4-1shot",
+        "mini-cub-conv4-1shot",
     ]
-    first, later = rounds(plan([]))
-    assert {t.name for t in first} == {t.name for t in plan([]) if not t.start}
-    assert later == [t for t in plan([]) if t.start]
-    starts = {training.start for training in TRAININGS.values()} - {""}
-    assert starts
-    for name in starts:
-        base = TRAININGS[name]
-        assert not base.start
-        fits = [t for t in TRAININGS.values() if t.start == name]
-        assert {(t.recipe, t.set["backbone"]) for t in fits} == {(base.recipe, base.set["backbone"])}
+    for training in TRAININGS.values():
+        for name in training.starts():
+            base = TRAININGS[name]
+            assert not base.starts()
+            assert (base.recipe, base.set.get("backbone")) == (training.recipe, training.set.get("backbone"))
 
 
 def test_one_that_begins_with_another_is_measured_by_itself(monkeypatch, tmp_path):
     name, measured = "tinyimagenet-cub-resnet18-84-5shot", []
-    monkeypatch.setattr(paper, "measure", lambda training, folder: measured.append((training.name, folder)))
+    monkeypatch.setattr(
+        paper, "measure", lambda training, folder, _: measured.append((training.name, folder))
+    )
     for command in (["measure", name, "--runs", str(tmp_path)], ["measure", "--runs", str(tmp_path), name]):
         monkeypatch.setattr(paper.sys, "argv", ["paper", *command])
         paper.main()
@@ -113,7 +115,7 @@ def test_wrong_options_are_one_line(monkeypatch, capsys, tmp_path, command, comp
 
 def test_beginning_with_another_is_part_of_the_command(tmp_path):
     training = Training("a", "cub", set={"shots": 5}, start="b")
-    assert training.command(1, tmp_path / "a-seed1")[-4:] == [
+    assert training.command(1, tmp_path / "a-seed1", training.set)[-4:] == [
         "--set",
         "shots=5",
         "--set",
@@ -123,7 +125,7 @@ def test_beginning_with_another_is_part_of_the_command(tmp_path):
 
 def test_the_command_is_what_a_user_would_type(tmp_path):
     training = Training("a", "cub-paper", "lda", {"shots": 5, "backbone": "resnet10"})
-    assert " ".join(training.command(2, tmp_path)) == (
+    assert " ".join(training.command(2, tmp_path, training.set)) == (
         f"gpldla train cub-paper -o {tmp_path} --seed 2 --method lda --set shots=5 --set backbone=resnet10"
     )
 
@@ -139,7 +141,7 @@ def measured(tmp_path_factory):
         for seed in training.seeds:
             folder = runs / f"letters-seed{seed}"
             train(read_recipe("demo-fast", {**settings, "seed": seed}), folder, accelerator="cpu")
-            measure(training, folder)
+            measure(training, folder, runs)
     return training, runs
 
 
@@ -174,10 +176,11 @@ def test_steps_from_the_papers_evaluation_to_a_models_own(tmp_path):
     assert list(rows) == ["as the paper evaluates", "mirror images", "zoom 1.4", "power 0.5"]
     assert len({row["nll"] for row in rows.values()}) == 4
     own = Training("letters", "demo-fast", set=settings, episodes=20)
-    measure(own, tmp_path)
+    measure(own, tmp_path, tmp_path)
     measured = json.loads((tmp_path / paper.MEASURED).read_text())
     assert rows["power 0.5"]["nll"] == pytest.approx(measured["nll"])
     assert measured["mirrored"] is True
+    assert measured["nll_val_temperature_unmirrored"] != measured["nll_val_temperature"]
 
 
 def test_temperatures_are_fitted_on_other_tasks_than_are_measured():
@@ -241,38 +244,72 @@ def test_cells_come_when_all_seeds_are_there(measured, tmp_path):
     assert [path.name for path in (tmp_path / "cells").iterdir()] == ["letters.json"]
 
 
-class TestRunning:
-    @pytest.fixture
-    def commands(self, monkeypatch):
-        """Stand in for the processes: note what they were asked, and succeed."""
-        asked = []
+class TestQueue:
+    """Trials, the choice and the trainings in full, with small stand-ins for the commands."""
 
-        def process(command, **options):
-            asked.append(command[1:])
-            if "measure" in command:
-                write_json(Path(command[-1]) / paper.MEASURED, {"accuracy": 61.234})
-            return SimpleNamespace(returncode=0, stderr="")
+    ENTRY = Training("a", "cub", set={"shots": 5}, seeds=(3,), trials=({"zoom": 1.3}, {"zoom": 1.0}))
 
-        monkeypatch.setattr(paper.subprocess, "run", process)
-        return asked
-
-    def test_trains_then_measures(self, commands, tmp_path):
-        line = paper.run(Training("a", "cub", set={"shots": 5}), 3, tmp_path)
-        folder = str(tmp_path / "a-seed3")
-        assert line == "a-seed3: 61.23 % on novel classes"
-        assert commands == [
-            ["-m", "gpldla", "train", "cub", "-o", folder, "--seed", "3", "--set", "shots=5"],
-            ["-m", "benchmarks.paper", "measure", "a", "--runs", folder],
+    def test_tries_then_trains_in_full_with_the_best_then_measures(self, tmp_path):
+        results = tmp_path / "results"
+        *trials, choice, full = jobs(self.ENTRY, tmp_path, results)
+        assert [job.name for job in trials] == ["a-trial0", "a-trial1"]
+        short, check = trials[0].steps()
+        assert short[3:] == [
+            *("train", "cub", "-o", str(tmp_path / "a-trial0"), "--seed", "0", "--set", "shots=5"),
+            *("--set", "zoom=1.3", "--set", "episodes=15000", "--set", "base.epochs=22.5"),
         ]
+        assert check[1:] == ["-m", "benchmarks.paper", "validate", "a", "--runs", str(tmp_path / "a-trial0")]
+        assert choice.needs == tuple(tmp_path / f"a-trial{n}" / VALIDATED for n in range(2))
+        for number, accuracy in enumerate((60.5, 61.5)):
+            write_json(tmp_path / f"a-trial{number}" / VALIDATED, {"accuracy": accuracy})
+        paper.choose("a", self.ENTRY.trials, [tmp_path / f"a-trial{n}" for n in range(2)], results)
+        assert full.needs == (file_of("a", results),)
+        training, measuring = full.steps()
+        assert training[-4:] == ["--set", "shots=5", "--set", "zoom=1.0"]
+        assert measuring[3:6] == ["measure", "a", "--runs"]
+        assert full.done == tmp_path / "a-seed3" / paper.MEASURED
 
-    def test_what_is_measured_is_not_trained_again(self, commands, tmp_path):
-        paper.run(Training("a", "cub"), 0, tmp_path)
-        assert paper.run(Training("a", "cub"), 0, tmp_path) == "a-seed0: done before"
-        assert len(commands) == 2
+    def test_what_was_tried_is_not_tried_again(self, tmp_path):
+        write_json(file_of("a", tmp_path), {"trials": [{"settings": {"zoom": 1.3}, "accuracy": 60.0}]})
+        (full,) = jobs(self.ENTRY, tmp_path, tmp_path)
+        assert full.steps()[0][-1] == "zoom=1.3"
+        assert self.ENTRY.settings(tmp_path) == {"shots": 5, "zoom": 1.3}
+        (other,) = jobs(Training("b", "cub", as_in="a"), tmp_path, tmp_path)
+        assert other.needs == (file_of("a", tmp_path),)
+        assert other.steps()[0][-1] == "zoom=1.3"
 
-    def test_a_failure_is_told_and_nothing_measured(self, commands, tmp_path, monkeypatch):
-        failed = SimpleNamespace(returncode=2, stderr="gpldla: There is no data set here.\n")
-        monkeypatch.setattr(paper.subprocess, "run", lambda *_, **__: failed)
-        line = paper.run(Training("a", "cub"), 0, tmp_path)
-        assert line == "a-seed0: failed: gpldla: There is no data set here."
-        assert not (tmp_path / "a-seed0" / paper.MEASURED).exists()
+    def test_a_trial_may_begin_with_another_network(self, tmp_path):
+        entry = replace(self.ENTRY, trials=({"start": "b"}, {}))
+        first, second, _, full = jobs(entry, tmp_path, tmp_path)
+        needed = (tmp_path / "b-seed0" / paper.MEASURED,)
+        assert (first.needs, second.needs) == (needed, ())
+        assert full.needs == (*needed, file_of("a", tmp_path))
+        assert f"start={tmp_path / 'b-seed0'}" in first.steps()[0]
+
+    def test_the_whole_queue_on_printed_letters(self, tmp_path, monkeypatch):
+        small = 'recipe = "demo-fast"\nset = { episodes = 8, ways = 5, validation.episodes = 2, '
+        small += "validation.temperature_episodes = 2 }\nepisodes = 20\n"
+        small += "trials = [{ learning_rate = 0.1 }, { learning_rate = 0.0001 }]\n"
+        plan_file = tmp_path / "plan.toml"
+        plan_file.write_text(f"[letters]\n{small}")
+        monkeypatch.setattr(paper, "PLAN", plan_file)
+        monkeypatch.setattr(paper, "_this", in_this_process(plan_file))
+        told = []
+        (entry,) = plan([])
+        queue = jobs(entry, tmp_path / "runs", tmp_path / "results")
+        assert run_jobs(queue, tmp_path / "logs", at_once=2, tell=told.append), told
+        rows = json.loads(file_of("letters", tmp_path / "results").read_text())["trials"]
+        assert rows[0]["accuracy"] >= rows[1]["accuracy"]
+        assert chosen("letters", tmp_path / "results") == rows[0]["settings"]
+        command = json.loads((tmp_path / "runs/letters-seed0" / paper.MEASURED).read_text())["command"]
+        assert command.endswith(f"--set learning_rate={rows[0]['settings']['learning_rate']}")
+
+
+def in_this_process(plan_file):
+    """The steps of the queue, with another plan than the repository's."""
+    program = "import sys, pathlib, benchmarks.paper as p; p.PLAN = pathlib.Path(sys.argv.pop(1)); p.main()"
+
+    def this(what, training):
+        return [sys.executable, "-c", program, str(plan_file), what, training.name]
+
+    return this
