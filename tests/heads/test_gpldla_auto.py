@@ -326,7 +326,7 @@ class TestWeights:
         weighted = adapted(support, labels, 4, weights=weights, **options).log_prob(query)
         without = adapted(support[kept], labels[kept], 4, **options).log_prob(query)
         assert (weighted[:, 3] == -math.inf).all()
-        torch.testing.assert_close(weighted, without, rtol=0, atol=1e-9)
+        torch.testing.assert_close(weighted, without, rtol=0, atol=1e-8)  # Newton steps enlarge rounding
 
     def test_weight_one_is_no_weight(self):
         support, labels, query, _ = random_episode([3, 2, 4], 3, 3, 12)

@@ -58,6 +58,18 @@ def test_likeness_is_that_of_leaving_out_one_class_after_the_other(n, d, whiten)
     torch.testing.assert_close(strangers_likeness(batch, present, whiten=whiten), got.expand(2))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_examples_that_are_all_alike_have_no_direction(dtype):
+    """Each of the four lies in the centre of the others without the first: only the first has cosines."""
+    alike = torch.tensor([[0.6, 0.8], *[[0.8, 0.6]] * 4], dtype=dtype)
+    noise = 1e-7 if dtype == torch.float32 else 1e-16
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        rows = alike + noise * torch.randn(5, 2, generator=generator, dtype=dtype)
+        likeness2 = strangers_likeness(rows, torch.ones(5, dtype=dtype), whiten=True)
+        assert likeness2.item() == pytest.approx(16 / 20, abs=1e-3)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_few_classes_have_the_prior_alone(n):
     features = torch.tensor(rows_of(n, 30))

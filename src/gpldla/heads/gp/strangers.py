@@ -28,6 +28,7 @@ PRIOR_LIKENESS, PRIOR_FREEDOM = 0.2, 4.0
 # Without a centre β₀ is DEFAULT_SCALE / d^¼, in the middle between logits of the same scale and logits of
 # the same noise in any dimension.
 DEFAULT_SCALE = 3.0
+ROUNDING = 100.0  # units of rounding, relative to the longest, below which a squared length is none
 
 
 def strangers_likeness(features: Tensor, present: Tensor, *, whiten: bool) -> Tensor:
@@ -61,6 +62,9 @@ def strangers_likeness(features: Tensor, present: Tensor, *, whiten: bool) -> Te
     shifted = H + own / (n_ - 1)  # [..., i, a]
     other = h.unsqueeze(-2) + 2 * H / (n_ - 1) + own / (n_ - 1) ** 2 + t / left * shifted.square()
     cosine2 = (shifted.square() / left / positive(own * other)).clamp(max=1)
+    # What rounding leaves of an example in the centre of the others has no direction.
+    least = ROUNDING * torch.finfo(h.dtype).eps * h.amax(-1)[..., None, None]
+    cosine2 = cosine2 * ((own > least) & (other > least))
     pairs = present.unsqueeze(-1) * present.unsqueeze(-2) * (1 - identity)
     likeness2: Tensor = (cosine2 * pairs).sum((-2, -1)) / (n * (n - 1)) * (trace > 0)
     return likeness2
