@@ -12,6 +12,7 @@ and measured.json. `collect` makes one JSON per cell of them.
 import argparse
 import math
 import shlex
+import signal
 import statistics
 import sys
 import tomllib
@@ -29,7 +30,7 @@ from gpldla.classifier.calibration import apply_temperature, fit_temperature, re
 from gpldla.classifier.model import FewShotModel
 from gpldla.data import Access, Protocol, load_protocol
 from gpldla.evaluation import Predictions, ProtocolEvaluator, Task
-from gpldla.training.recipe import read_recipe, stored_settings
+from gpldla.training.recipe import flatten, read_recipe, stored_settings
 from gpldla.training.setting_names import set_options
 from gpldla.utils.devices import torch_device
 from gpldla.utils.files import read_json, write_json
@@ -98,7 +99,14 @@ def plan(patterns: list[str]) -> list[Training]:
     unknown = [p for p in patterns if not any(fnmatch(name, p) for name in entries)]
     if unknown:
         raise SystemExit(f"There is no training {unknown[0]!r} in {PLAN}.")
-    return [Training(name, **entry) for name, entry in entries.items() if name in chosen]
+    return [_entry(name, **entry) for name, entry in entries.items() if name in chosen]
+
+
+def _entry(name: str, **entry: Any) -> Training:
+    """Return an entry with flat names of settings: what a trial changes in a table leaves the rest of it."""
+    entry["set"] = flatten(entry.get("set", {}))
+    entry["trials"] = tuple(flatten(trial) for trial in entry.get("trials", ()))
+    return Training(name, **entry)
 
 
 def with_what_they_need(trainings: list[Training]) -> list[Training]:
@@ -342,6 +350,7 @@ def main() -> None:
             job for t in with_what_they_need(trainings) for job in jobs(t, options.runs, options.results)
         ]
         tell = partial(print, flush=True)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and so tell the trainings to stop
         if not run_jobs(
             queue, options.runs / "logs", at_once=options.at_once, seconds=60 * options.minutes, tell=tell
         ):
