@@ -41,6 +41,9 @@ MEASURED = "measured.json"
 CALIBRATION_TASKS, CALIBRATION_RUNS = 3_000, 5
 UNMIRRORED = ("accuracy", "interval", "nll_val_temperature", "ece_val_temperature")
 ENLARGED = "Photographs with a shorter side of at most 224 pixels: a little enlarged for this."
+SMALL_SOURCES = (
+    "From pictures of 84 × 84 pixels, whose random crops are blurrier than those of full-size photographs."
+)
 MIRRORED = "Features are the mean over a picture and its mirror image, which the paper does not have."
 
 
@@ -281,6 +284,7 @@ def cell(training: Training, runs: list[dict[str, Any]]) -> dict[str, Any]:
             errors = [error for run in runs for error in run[f"calibration_runs_{part}"]]
             numbers[name], numbers[f"{name}_spread"] = statistics.mean(errors), statistics.stdev(errors)
     notes = [ENLARGED] if (first["dataset"], first["backbone"]) == ("cub", "resnet10") else []
+    notes += [SMALL_SOURCES] if first["dataset"] in ("miniimagenet", "mini-cub") else []
     notes += [MIRRORED] if first.get("mirrored") else []
     notes += training.notes
     return {
