@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-long test-kernels lint format clean
+.PHONY: help demo test test-long test-kernels lint format site clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,9 @@ format: .venv/dev-ready ## let ruff rewrite the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+site: .venv/site-ready ## build the documentation site in site/, with warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 # constraints.txt pins the versions that the tests have seen; pyproject.toml says what is allowed.
 .venv/demo-ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -40,10 +43,14 @@ format: .venv/dev-ready ## let ruff rewrite the code
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
+.venv/site-ready: .venv/dev-ready
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
+	touch $@
+
 # Large, and needed for one file of tests only: so not among the others.
 .venv/triton: .venv/dev-ready
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $@ triton==3.9.0 || { rm -rf $@; exit 1; }
 	touch $@
 
 clean: ## remove the set-up and what the demo wrote
-	rm -rf .venv demo
+	rm -rf .venv demo site
