@@ -35,14 +35,18 @@ def uncertainty_of(posterior: Posterior, query: Tensor) -> Tensor:
 
 def _of_chunk(posterior: Posterior, query: Tensor) -> Tensor:
     mean, spread = posterior.logits(query)
-    points = normal_points(POINTS_PER_QUERY, mean.shape[-1]).to(mean)  # [points, C]
+    uncertain = posterior.rescaled(mean, mean.new_zeros(())) is not None  # then the scale is drawn, too
+    points = normal_points(POINTS_PER_QUERY, mean.shape[-1] + uncertain).to(mean)  # [points, C or C + 1]
+    rescaled = posterior.rescaled(mean, points[:, -1, None, None])  # [points, q, C], or None
+    points = points[:, : mean.shape[-1]]
     if spread.ndim == mean.ndim:  # variances of independent logits
         noise = spread.sqrt() * points.unsqueeze(-2)
     else:  # a covariance, [q, C, C], with zeros for classes that cannot occur
         values, vectors = torch.linalg.eigh(spread)
         noise = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2) @ points.T).movedim(-1, 0)
     total = _bits(posterior.log_prob(query).exp())
-    aleatoric = torch.minimum(_bits((mean + noise).softmax(-1)).mean(0), total)
+    drawn = ((mean if rescaled is None else rescaled) + noise).softmax(-1)
+    aleatoric = torch.minimum(_bits(drawn).mean(0), total)
     return torch.stack([total, aleatoric, total - aleatoric], -1)
 
 

@@ -42,6 +42,13 @@ class Posterior(ABC):
         """Return mean [..., q, C] and variance [..., q, C] or covariance [..., q, C, C] of the logits."""
         raise self._unsupported("logits with a variance")
 
+    def rescaled(self, mean: Tensor, t: Tensor) -> Tensor | None:
+        """Return the means [..., q, C] of the logits if their scale is t standard deviations from expected.
+
+        None where the scale is taken as known; t broadcasts with the means.
+        """
+        return None
+
     def class_fit(self, query: Tensor, classes: "KnownClasses") -> Tensor:
         """Return how well each query fits the class that it fits best, [..., q, d] → [..., q]."""
         raise self._unsupported('"none of these"')

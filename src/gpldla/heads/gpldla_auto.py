@@ -45,6 +45,7 @@ from gpldla.heads.gp.task_space import (
     within_class_directions,
     zero_rounding_rows,
 )
+from gpldla.heads.gp.uncertain_scale import UncertainScale
 from gpldla.heads.gp.unequal_shots import known_equal, mean_shrinkage
 from gpldla.heads.gp.unlabelled import UNLABELLED_FACTOR, label_softly
 from gpldla.heads.gpldla import GPLDLA, ClassStatistics
@@ -159,6 +160,9 @@ class GPLDLAAuto(GPLDLA):
         if self.auto_beta and not torch.compiler.is_compiling():
             posterior.from_single_examples = bool(all_single(member).all())
             posterior.from_unlabelled = unlabelled is not None
+            if self.center and self.metric is None and unlabelled is None:
+                log_pi = self._log_priors(member.sum(-2))
+                posterior.uncertain_scale = UncertainScale.of_single_examples(member, log_pi)
         return posterior
 
     @torch.no_grad()
@@ -387,8 +391,8 @@ class GPLDLAAuto(GPLDLA):
             return diagonal
         center, directions, shrink, power = (state.get(f"space.{name}") for name in SPACE)
         space = TaskSpace(self.normalize_first, center, self.metric, directions, shrink, power)
-        means = state.get("posterior.means", diagonal.weight_mean)
-        return TaskPosterior(space, diagonal, means, state["posterior.beta"])
+        means, scale = state.get("posterior.means", diagonal.weight_mean), UncertainScale.from_state(state)
+        return TaskPosterior(space, diagonal, means, state["posterior.beta"], uncertain_scale=scale)
 
     def _loo_score(
         self, labelled: LabelledFeatures, statistics: ClassStatistics, left_out: LooStats, beta: Tensor

@@ -11,6 +11,7 @@ from gpldla.heads.gp import predictive
 from gpldla.heads.gp.function_space import cholesky, curvature_blocks
 from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGPPosterior
 from gpldla.heads.gp.rows import Rows
+from gpldla.heads.gp.uncertain_scale import UncertainScale
 
 KERNEL_VALUES_PER_CHUNK = 1 << 24  # of E_c k(x): bounds the memory of a prediction
 
@@ -65,12 +66,15 @@ class CoupledPosterior(Posterior):
         impossible = self.diagonal.bias_mean.isinf()[..., None, :]
         return mean, covariance.masked_fill((impossible | impossible.mT).unsqueeze(-3), 0)
 
-    def log_prob(self, query: Tensor) -> Tensor:
-        """Return log p(y | x, S) [..., q, C]."""
+    def log_prob(self, query: Tensor, scale: UncertainScale | None = None) -> Tensor:
+        """Return log p(y | x, S) [..., q, C]; scale: what is known of that of the logits."""
         C, n = self.blocks.shape[-3:-1]
         step = max(1, KERNEL_VALUES_PER_CHUNK // (C * n * max(1, self.blocks.shape[:-3].numel())))
-        return torch.cat([self._log_prob(part) for part in query.split(step, -2)], -2)
+        return torch.cat([self._log_prob(part, scale) for part in query.split(step, -2)], -2)
 
-    def _log_prob(self, query: Tensor) -> Tensor:
+    def _log_prob(self, query: Tensor, scale: UncertainScale | None) -> Tensor:
         mean, covariance = self.logits(query)
-        return predictive.quadrature(mean, predictive.independent_variances(mean, covariance))
+        var = predictive.independent_variances(mean, covariance)
+        if scale is None:
+            return predictive.quadrature(mean, var)
+        return scale.averaged(lambda rescaled: predictive.quadrature(rescaled, var), mean)

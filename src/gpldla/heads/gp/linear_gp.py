@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gpldla.heads.base import Head, Posterior, can_read_values, check_episode, class_one_hot
 from gpldla.heads.gp import predictive
 from gpldla.heads.gp.rows import Rows
+from gpldla.heads.gp.uncertain_scale import UncertainScale
 from gpldla.utils.errors import UserError, did_you_mean, require_count, require_positive
 
 Predictive = Literal["auto", "mc", "mc-logits", "quadrature", "qmc", "probit"]
@@ -294,13 +295,27 @@ class LinearGPPosterior(Posterior):
         phi = self.rows(query)
         return phi.dot(w, b), phi.squared_dot(V, v)
 
-    def log_prob(self, query: Tensor) -> Tensor:
-        """Return log p(y | x, S) [..., q, C] for query features [..., q, d], Eq. 21 (predictive)."""
+    def log_prob(self, query: Tensor, scale: UncertainScale | None = None) -> Tensor:
+        """Return log p(y | x, S) [..., q, C] for query features [..., q, d], Eq. 21 (predictive).
+
+        scale: what is known of the scale of the logits, where it is not known well
+        """
         if self.predictive == "mc":
             weights, biases = self._weight_draws()
             phi = self.rows(query)
-            return predictive.log_mean_softmax(phi.dot(weights, biases))
+            drawn = phi.dot(weights, biases)
+            if scale is None:
+                return predictive.log_mean_softmax(drawn)
+            mean = phi.dot(self.weight_mean, self.bias_mean)
+            noise = (drawn - mean).masked_fill(mean.isneginf(), 0)
+            return scale.averaged(lambda rescaled: predictive.log_mean_softmax(rescaled + noise), mean)
         mean, var = self.logits(query)
+        if scale is None:
+            return self._integral(mean, var)
+        return scale.averaged(lambda rescaled: self._integral(rescaled, var), mean)
+
+    def _integral(self, mean: Tensor, var: Tensor) -> Tensor:
+        """Return the log of the mean softmax of normal logits, [..., q, C]."""
         if self.predictive == "mc-logits":
             return predictive.monte_carlo(mean, var, self.n_samples, self.generator)
         if self.predictive == "qmc":

@@ -11,6 +11,7 @@ from gpldla.heads.gp.coupled import CoupledPosterior
 from gpldla.heads.gp.linear_gp import LinearGPPosterior
 from gpldla.heads.gp.novelty import class_fit
 from gpldla.heads.gp.task_space import TaskSpace
+from gpldla.heads.gp.uncertain_scale import UncertainScale
 
 SPACE = ("center", "directions", "shrink", "power")  # what a posterior's state keeps of its space
 
@@ -23,6 +24,7 @@ class TaskPosterior(Posterior):
     means: the class means in this space, up to a factor, [..., C, d]; beta [...]: as it was chosen
     from_single_examples: whether β was chosen where every class has one example, which cannot measure it
     from_unlabelled: whether unlabelled rows helped to find space and class means
+    uncertain_scale: what is known of β where the examples could not measure it, else None
     """
 
     has_novelty: ClassVar[bool] = True
@@ -35,6 +37,7 @@ class TaskPosterior(Posterior):
     coupled: CoupledPosterior | None = None
     from_single_examples: bool = False
     from_unlabelled: bool = False
+    uncertain_scale: UncertainScale | None = None
 
     @property
     def inner(self) -> LinearGPPosterior | CoupledPosterior:
@@ -43,11 +46,15 @@ class TaskPosterior(Posterior):
 
     def log_prob(self, query: Tensor) -> Tensor:
         """Return log p(y | x, S), [..., q, d] → [..., q, C]."""
-        return self.inner.log_prob(self.space(query))
+        return self.inner.log_prob(self.space(query), self.uncertain_scale)
 
     def logits(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean [..., q, C] and variance [..., q, C] or covariance [..., q, C, C] of the logits."""
         return self.inner.logits(self.space(query))
+
+    def rescaled(self, mean: Tensor, t: Tensor) -> Tensor | None:
+        """Return the means of the logits at other scales, where the scale is uncertain."""
+        return None if self.uncertain_scale is None else self.uncertain_scale.rescaled(mean, t)
 
     def representation(self, query: Tensor) -> Tensor:
         """Return φ in the task's space, [..., q, d]."""
@@ -72,6 +79,8 @@ class TaskPosterior(Posterior):
         state |= self.diagonal.state() | {"posterior.beta": self.beta}
         if self.means is not self.diagonal.weight_mean:
             state["posterior.means"] = self.means
+        if self.uncertain_scale is not None:
+            state |= self.uncertain_scale.state()
         return state
 
     def fix_draws(self, seed: int = 0) -> None:
