@@ -7,7 +7,8 @@ Prints the constant `COEFFICIENTS`, and the errors of the fit and of the package
 minimax: it minimises the largest error of P(X > t), divided by P(X > t) + tail, over t and all variances. The
 quotient is a relative error in the bulk, because the integral multiplies the distribution functions of all
 classes, and an absolute error in the far tail; there LEAST_WEIGHT times the error of h is minimised
-instead, so that logarithms stay meaningful, and END_WEIGHT times the error of its slope where the tangent begins.
+instead, so that logarithms stay meaningful, and END_WEIGHT times the error of its slope where the tangent
+begins.
 """
 
 import argparse
