@@ -367,3 +367,50 @@ def test_many_episodes_are_answered_in_chunks_that_do_not_show(monkeypatch, at_o
     with torch.no_grad():
         for ours, whole in zip(posterior.logits(query), expected):
             torch.testing.assert_close(ours, whole)
+
+
+class TestVariancesThatAreEqual:
+    """On a CPU the second product is left out where V*_j has the same entries but for rounding."""
+
+    def posterior(self, spread, dtype=torch.float32):
+        generator = torch.Generator().manual_seed(0)
+        weights = 3 * torch.randn(5, 64, generator=generator, dtype=dtype)
+        middle = torch.tensor([0.2, 1.0, 1.0, 2.0, 4.0], dtype=dtype)
+        V = middle[:, None] + spread * (2 * torch.rand(5, 64, generator=generator, dtype=dtype) - 1)
+        moments = (weights, torch.zeros(5, dtype=dtype), V, torch.ones(5, dtype=dtype))
+        query = torch.randn(200, 64, generator=generator, dtype=dtype)
+        return create_head("gpldla").eval().make_posterior(*moments, None), query
+
+    @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+    def test_probabilities_stay_within_the_bound(self, share):
+        within = linear_gp.EQUAL_VARIANCES * torch.finfo(torch.float32).eps
+        posterior, query = self.posterior(share * within)
+        with torch.inference_mode():
+            _, var = posterior.logits(query)
+            p = posterior.log_prob(query).exp()
+        assert var.stride(-2) == 0  # the same for all queries: no product
+        exact = posterior.map_tensors(torch.Tensor.double).log_prob(query.double()).exp()
+        assert (p - exact).abs().max() < 4 / 27 * within + 2e-6  # and rounding
+
+    def test_other_variances_are_multiplied(self):
+        posterior, query = self.posterior(1e-3)
+        with torch.inference_mode():
+            _, var = posterior.logits(query)
+        exact = posterior.rows(query.double()).squared_dot(
+            posterior.weight_var.double(), torch.ones(5).double()
+        )
+        torch.testing.assert_close(var, exact.float())
+
+    def test_a_query_of_zeros_has_the_variance_of_the_bias(self):
+        posterior, query = self.posterior(0.0)
+        query[3] = 0
+        with torch.inference_mode():
+            _, var = posterior.logits(query)
+        assert var[3].tolist() == [1.0] * 5
+        assert var[4, 4].item() == pytest.approx(5.0)
+
+    def test_gradients_reach_the_variances(self):
+        posterior, query = self.posterior(0.0)
+        posterior.weight_var.requires_grad_()
+        posterior.log_prob(query).square().sum().backward()
+        assert posterior.weight_var.grad.abs().sum() > 0

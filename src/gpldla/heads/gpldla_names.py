@@ -17,7 +17,7 @@ from gpldla.heads.base import (
 )
 from gpldla.heads.gp.content import balanced_part
 from gpldla.heads.gp.leave_one_out import LooStats
-from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGPPosterior
+from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGPPosterior, logit_variance
 from gpldla.heads.gp.names import BETAS, NAME_WIDTH, SCALES, Names, among_seen
 from gpldla.heads.gp.peak import PRIOR_WIDTH, parabola_peak
 from gpldla.heads.gp.predictive import quadrature
@@ -259,7 +259,7 @@ class GPLDLANames(GPLDLAAuto):
             for row, factor in enumerate(a_steps.tolist()):
                 offset = start * factor * scores
                 diagonal = self._diagonal(labelled._replace(offset=offset), statistics, this_beta)
-                var = labelled.phi.squared_dot(diagonal.weight_var, diagonal.bias_var)
+                var = logit_variance(labelled.phi, diagonal.weight_var, diagonal.bias_var, mean.shape)
                 log_prob = quadrature(mean + offset, var)
                 table[row, column] = (log_prob.nan_to_num(neginf=0) * own).sum()
         table -= 0.5 * (a_steps.log() / NAME_WIDTH).square()[:, None]
@@ -330,7 +330,8 @@ class GPLDLANames(GPLDLAAuto):
             left_out = self._left_out(support, member, labelled)
             mean, counted = left_out.mean(posterior.beta.to(support)), left_out.counted
             mean = among_seen(mean, labelled.log_pi, labelled.counts > 0)
-        var = labelled.phi.squared_dot(posterior.diagonal.weight_var, posterior.diagonal.bias_var)
+        diagonal = posterior.diagonal
+        var = logit_variance(labelled.phi, diagonal.weight_var, diagonal.bias_var, mean.shape)
         log_prob = quadrature(mean + offset, var).masked_fill((counted == 0).unsqueeze(-1), math.nan)
         return log_prob if index is None else log_prob[index]
 

@@ -10,7 +10,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra import libdevice
 
 from gpldla.kernels.typed import jit
 
@@ -20,25 +19,28 @@ QUERIES_PER_BLOCK = 32
 class Rule(NamedTuple):
     """The constants of the rule, which the plain version decides; they become part of the compiled kernel.
 
-    mixture:  weight, mean and standard deviation of four normals that stand for the Gumbel distribution
-    mean, variance: of the Gumbel distribution
-    below, above: how far the interval reaches, in standard deviations
+    variance: of the Gumbel distribution
+    below, half, reach, middle: of the intervals and of the variables of h, see `gpldla.heads.gp.noisy_gumbel`
     points:   the fewest; they are doubled, `doublings` times at most, until a step is `step` of the
               narrowest standard deviation
     """
 
-    mixture: tuple[tuple[float, float, float], ...]
-    mean: float
     variance: float
     below: float
-    above: float
+    half: float
+    reach: float
+    middle: float
     points: int
     step: float
     doublings: int
 
 
-def integrate(mean: Tensor, var: Tensor, rule: Rule) -> Tensor:
-    """Return log p [..., C] for means and variances of logits [..., C], float32 on a GPU."""
+def integrate(mean: Tensor, var: Tensor, table: Tensor, rule: Rule) -> Tensor:
+    """Return log p [..., C] for means and variances of logits [..., C], float32 on a GPU.
+
+    table [8, L]: the coefficients of x^k τ^l in −h
+    """
+    assert len(table) == 8  # the kernel's local variables
     C = mean.shape[-1]
     means, variances = mean.reshape(-1, C).contiguous(), var.reshape(-1, C).contiguous()
     log_p = torch.empty_like(means)
@@ -46,38 +48,33 @@ def integrate(mean: Tensor, var: Tensor, rule: Rule) -> Tensor:
     classes = max(2, triton.next_power_of_2(C))
     with torch.cuda.device(mean.device):  # Triton launches on the current one
         _kernel[grid](
-            means, variances, log_p, len(means), C, QUERIES=QUERIES_PER_BLOCK, CLASSES=classes,
-            **_constants(rule),
+            means, variances, log_p, table, len(means), C, QUERIES=QUERIES_PER_BLOCK, CLASSES=classes,
+            POWERS=table.shape[1], **{name.upper(): float(value) for name, value in rule._asdict().items()},
         )  # fmt: skip
     return log_p.view(mean.shape)
 
 
-def _constants(rule: Rule) -> dict[str, float]:
-    """Return the rule by the names that the kernel has for it."""
-    constants = {"MEAN": rule.mean, "VARIANCE": rule.variance, "BELOW": rule.below, "ABOVE": rule.above}
-    constants |= {"POINTS": float(rule.points), "STEP": rule.step, "DOUBLINGS": float(rule.doublings)}
-    for k, (weight, location, scale) in enumerate(rule.mixture, start=1):
-        constants |= {f"W{k}": weight, f"L{k}": location, f"S{k}": scale}
-    return constants
+@jit
+def _coefficient(table_ptr, k: tl.constexpr, tau, POWERS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the coefficient of x^k in −h, by Horner's scheme in τ."""
+    value = tau * 0.0 + tl.load(table_ptr + k * POWERS + POWERS - 1)
+    for power in tl.static_range(2, POWERS + 1):
+        value = value * tau + tl.load(table_ptr + k * POWERS + POWERS - power)
+    return value
 
 
 @jit
-def _component(t, mean, var, weight, location, scale):  # type: ignore[no-untyped-def]
-    """Return what one normal of the Gumbel mixture adds to F_j(t) and to g_j(t)·√π."""
-    narrowness = tl.rsqrt(2.0 * (var + scale * scale))
-    z = (mean + location - t) * narrowness
-    return 0.5 * weight * libdevice.erfc(z), weight * narrowness * tl.exp(-z * z)
+def _horner(coefficient, value, slope, x):  # type: ignore[no-untyped-def]
+    """Go on by one coefficient: return the polynomial and its derivative by x."""
+    return value * x + coefficient, slope * x + value
 
 
 @jit
 def _kernel(  # type: ignore[no-untyped-def]
-    mean_ptr, var_ptr, out_ptr, n, C, QUERIES: tl.constexpr, CLASSES: tl.constexpr,
-    MEAN: tl.constexpr, VARIANCE: tl.constexpr, BELOW: tl.constexpr, ABOVE: tl.constexpr,
-    POINTS: tl.constexpr, STEP: tl.constexpr, DOUBLINGS: tl.constexpr,
-    W1: tl.constexpr, L1: tl.constexpr, S1: tl.constexpr,
-    W2: tl.constexpr, L2: tl.constexpr, S2: tl.constexpr,
-    W3: tl.constexpr, L3: tl.constexpr, S3: tl.constexpr,
-    W4: tl.constexpr, L4: tl.constexpr, S4: tl.constexpr,
+    mean_ptr, var_ptr, out_ptr, table_ptr, n, C, QUERIES: tl.constexpr, CLASSES: tl.constexpr,
+    POWERS: tl.constexpr, VARIANCE: tl.constexpr, BELOW: tl.constexpr, HALF: tl.constexpr,
+    REACH: tl.constexpr, MIDDLE: tl.constexpr, POINTS: tl.constexpr, STEP: tl.constexpr,
+    DOUBLINGS: tl.constexpr,
 ):  # fmt: skip
     """Integrate for a block of queries, all classes of each in one row; point after point."""
     infinity = float("inf")
@@ -94,9 +91,20 @@ def _kernel(  # type: ignore[no-untyped-def]
     finite_mean = tl.where(impossible, -1e15, mean)
 
     spread = tl.sqrt(var + VARIANCE)
-    centre = mean + MEAN
-    upper = centre + ABOVE * spread
-    lowest = tl.max(centre - BELOW * spread, axis=1)
+    pace = 1.0 / (spread + REACH)
+    tau = pace - MIDDLE
+    c0 = _coefficient(table_ptr, 0, tau, POWERS)
+    c1 = _coefficient(table_ptr, 1, tau, POWERS)
+    c2 = _coefficient(table_ptr, 2, tau, POWERS)
+    c3 = _coefficient(table_ptr, 3, tau, POWERS)
+    c4 = _coefficient(table_ptr, 4, tau, POWERS)
+    c5 = _coefficient(table_ptr, 5, tau, POWERS)
+    c6 = _coefficient(table_ptr, 6, tau, POWERS)
+    c7 = _coefficient(table_ptr, 7, tau, POWERS)
+
+    start = finite_mean - BELOW * spread
+    upper = start + 2.0 * HALF * spread
+    lowest = tl.max(start, axis=1)
     highest = tl.max(upper, axis=1)
     narrowest = tl.min(tl.where(upper < lowest[:, None], infinity, spread), axis=1)
     steps = (highest - lowest) / (STEP * narrowest)
@@ -107,15 +115,22 @@ def _kernel(  # type: ignore[no-untyped-def]
     mass = tl.zeros((QUERIES, CLASSES), dtype=tl.float32)
     for k in range(0, tl.max(points).to(tl.int32)):
         t = (lowest + k * width)[:, None]
-        F1, g1 = _component(t, finite_mean, var, W1, L1, S1)
-        F2, g2 = _component(t, finite_mean, var, W2, L2, S2)
-        F3, g3 = _component(t, finite_mean, var, W3, L3, S3)
-        F4, g4 = _component(t, finite_mean, var, W4, L4, S4)
-        F = tl.maximum(F1 + F2 + F3 + F4, tiny)
-        all_below = tl.exp(tl.sum(tl.log(F), axis=1))[:, None]
+        x = (t - start) * pace - HALF
+        inside = tl.minimum(x, HALF)
+        value, slope = _horner(c6, c7, tau * 0.0, inside)
+        value, slope = _horner(c5, value, slope, inside)
+        value, slope = _horner(c4, value, slope, inside)
+        value, slope = _horner(c3, value, slope, inside)
+        value, slope = _horner(c2, value, slope, inside)
+        value, slope = _horner(c1, value, slope, inside)
+        value, slope = _horner(c0, value, slope, inside)
+        e = tl.exp(tl.maximum(value + slope * (x - inside), -80.0))
+        all_below = tl.exp(-tl.sum(e, axis=1))[:, None]
         own_point = (k < points)[:, None]  # each query has as many points as it needs
-        mass += tl.where(own_point, (g1 + g2 + g3 + g4) / F * all_below, 0.0)
-    log_p = tl.log(tl.maximum(mass, tiny)) - tl.log(tl.sum(mass, axis=1))[:, None]
+        mass += tl.where(own_point, e * slope * all_below, 0.0)
+    mass = -mass * pace
+    mass = tl.where(mass > 1e-31, mass, tiny)
+    log_p = tl.log(mass) - tl.log(tl.sum(mass, axis=1))[:, None]
 
     # The bound by Jensen's inequality holds the far tail up.
     tilted = mean + 0.5 * var

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gpldla.heads.gp.linear_gp import LinearGPPosterior
+from gpldla.heads.gp.linear_gp import LinearGPPosterior, logit_variance
 from gpldla.heads.gp.predictive import quadrature
 from gpldla.heads.gp.rows import Rows
 from gpldla.heads.gp.task_space import positive, scatter_scale, zero_if_rounding
@@ -99,8 +99,8 @@ def loo_log_prob(phi: Rows, diagonal: LinearGPPosterior, left_out: LooStats, bet
 
     The variances are those of the whole support set: one example of many hardly changes V* and v*.
     """
-    var = phi.squared_dot(diagonal.weight_var, diagonal.bias_var)
-    return quadrature(left_out.mean(beta.squeeze(-1) if beta.ndim else beta), var)
+    mean = left_out.mean(beta.squeeze(-1) if beta.ndim else beta)
+    return quadrature(mean, logit_variance(phi, diagonal.weight_var, diagonal.bias_var, mean.shape))
 
 
 class LeftOutProducts(NamedTuple):

@@ -13,36 +13,16 @@ import torch
 from torch import Tensor
 
 from gpldla import kernels
+from gpldla.heads.gp import noisy_gumbel
 
-# The standard Gumbel distribution as a mixture of normals: weights, means, standard deviations. Minimax
-# fits, see benchmarks/gumbel_mixture.py: with four the error of the tail P(G > z) is below 0.0052 (P + 0.01)
-# for every z. That is 1 % of it wherever it exceeds 1 %, and 1e-4 beyond.
-_GUMBEL_MIXTURE = (
-    (0.348047, -0.293368, 0.618579),
-    (0.420890, 0.621709, 0.907310),
-    (0.193067, 1.629429, 1.367907),
-    (0.037996, 2.607113, 2.219624),
-)
-# The largest of C variables lies where P(G > z) is about 1/C: many classes need a more accurate tail. With
-# six normals its error is below 0.0034 (P + 1e-5).
-_GUMBEL_MIXTURE_MANY_CLASSES = (
-    (0.307450, -0.381487, 0.587866),
-    (0.401016, 0.490902, 0.822600),
-    (0.207047, 1.417111, 1.160733),
-    (0.067123, 2.282978, 1.646205),
-    (0.001977, 2.378854, 3.467780),
-    (0.015387, 2.846391, 2.344213),
-)
 MANY_CLASSES = 65
 MIN_POINTS = 13
-BELOW, ABOVE = 3.0, 4.5  # the ends of the interval, in standard deviations of the largest class
 MAX_STEP = 0.8  # between two points, in standard deviations of the narrowest class
 MAX_DOUBLINGS = 7  # of the number of points
-SMALL_MIXTURE = 1 << 16  # number of values up to which the overhead per operation dominates
-LOGITS_PER_CHUNK = 1 << 15  # on a CPU: the values at all points then fit in its caches
+TAIL = 6.0 - noisy_gumbel.MEAN  # of the largest of many X_j: above it P is e^−6
+LEAST_MASS = 1e-31  # of an integral; what is less may be the end of float32, and a bound replaces it
+LOGITS_PER_CHUNK = 1 << 12  # on a CPU: the values at all points then fit in its caches
 KERNEL_MAX_CLASSES = MANY_CLASSES - 1  # more do not fit in a GPU's registers
-_GUMBEL_MEAN = 0.5772156649015329
-_GUMBEL_VARIANCE = math.pi**2 / 6
 
 
 def monte_carlo(
@@ -84,9 +64,9 @@ def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor
 
         p(y) = ∫ g_y(t) Π_{j≠y} F_j(t) dt,    g_j and F_j the density and distribution function of X_j.
 
-    A normal plus a Gumbel variable, itself a mixture of normals, is a mixture of normals: g_j and F_j are
-    closed forms. The integrand is smooth and vanishes at both ends, where the trapezoid rule converges
-    exponentially; constant factors cancel when p is normalised.
+    With F_j = exp(−e_j), e_j = exp(−h_j) and h_j a polynomial (`noisy_gumbel.py`), that is the integral
+    of h_y'(t) e_y(t) exp(−Σ_j e_j(t)). The integrand is smooth and vanishes at both ends, where the trapezoid
+    rule converges exponentially; constant factors cancel when p is normalised.
 
     n_points: None: as many per query as its narrowest class needs, 13 if the variances are similar. A fixed
     number makes the shapes independent of the data, for compiled graphs.
@@ -94,7 +74,8 @@ def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor
     if n_points is None and _use_kernel(mean, var):
         from gpldla.kernels.quadrature import Rule, integrate
 
-        log_p = kernels.try_or_fall_back(lambda: integrate(mean, var, Rule(**_rule())))
+        table = noisy_gumbel.constants(mean.dtype, mean.device).table
+        log_p = kernels.try_or_fall_back(lambda: integrate(mean, var, table, Rule(**_rule())))
         if log_p is not None:
             return log_p
     if not torch.is_grad_enabled() and mean.device.type == "cpu" and mean.numel() > LOGITS_PER_CHUNK:
@@ -108,35 +89,33 @@ def quadrature(mean: Tensor, var: Tensor, n_points: int | None = None) -> Tensor
 
 def _integral(mean: Tensor, var: Tensor, n_points: int | None) -> Tensor:
     """Return `quadrature` of means and variances [C, Q]; loops along the last axis, the queries, are fast."""
-    spread = (var.detach() + _GUMBEL_VARIANCE).sqrt()  # standard deviation of X_j
-    centre = mean.detach() + _GUMBEL_MEAN
-    upper = torch.add(centre, spread, alpha=ABOVE)
-    lowest = torch.sub(centre, spread, alpha=BELOW).amax(0)  # the largest X_j is rarely below `lowest`
-    highest = upper.amax(0)  # or above `highest`,
+    shape = noisy_gumbel.shape(_finite(mean), var)  # of X_j
+    start, spread = shape.start.detach(), shape.spread.detach()
+    upper = torch.add(start, spread, alpha=2 * noisy_gumbel.HALF)
+    lowest, highest = start.amax(0), upper.amax(0)  # the largest X_j is rarely below or above,
     if _are_many(mean.shape[0]):  # except for many: then its tail is that of one Gumbel variable
         at_most = highest + math.log(mean.shape[0])
-        highest = torch.minimum((mean.detach() + var.detach() / 2).logsumexp(0) + 6, at_most).maximum(highest)
+        highest = torch.minimum((mean.detach() + var.detach() / 2).logsumexp(0) + TAIL, at_most).maximum(
+            highest
+        )
     if n_points is not None:
-        return _trapezoid(mean, var, lowest, highest, n_points)
+        return _trapezoid(mean, var, shape, lowest, highest, n_points)
 
     # No step should exceed MAX_STEP of the narrowest spread among the classes that reach into the interval.
     width, fewest_steps = highest - lowest, MAX_STEP * (MIN_POINTS - 1)
     compiling = torch.compiler.is_compiling()
     if not compiling and (not mean.numel() or (width / spread.amin(0)).max().item() <= fewest_steps):
-        return _trapezoid(mean, var, lowest, highest, MIN_POINTS)  # the usual case: enough for every class
+        return _trapezoid(mean, var, shape, lowest, highest, MIN_POINTS)  # the usual case: enough for all
     narrowest = spread.masked_fill(upper < lowest, math.inf).amin(0)
     doublings = (width / narrowest / fewest_steps).log2().ceil().clamp(0, MAX_DOUBLINGS).nan_to_num(0)
     if compiling:  # a graph cannot treat queries differently
-        return _trapezoid(mean, var, lowest, highest, MIN_POINTS * 2**doublings)
+        return _trapezoid(mean, var, shape, lowest, highest, MIN_POINTS * 2**doublings)
     log_p = torch.empty_like(mean)
     for doubling in doublings.unique():
-        selected = doublings == doubling
-        log_p[:, selected] = _trapezoid(
-            mean[:, selected],
-            var[:, selected],
-            lowest[selected],
-            highest[selected],
-            MIN_POINTS * 2 ** int(doubling),
+        some = doublings == doubling
+        points = MIN_POINTS * 2 ** int(doubling)
+        log_p[:, some] = _trapezoid(
+            mean[:, some], var[:, some], shape.of_queries(some), lowest[some], highest[some], points
         )
     return log_p
 
@@ -144,11 +123,11 @@ def _integral(mean: Tensor, var: Tensor, n_points: int | None) -> Tensor:
 def _rule() -> dict[str, Any]:
     """Return the constants that the kernel shares with the plain operations."""
     return {
-        "mixture": _GUMBEL_MIXTURE,
-        "mean": _GUMBEL_MEAN,
-        "variance": _GUMBEL_VARIANCE,
-        "below": BELOW,
-        "above": ABOVE,
+        "variance": noisy_gumbel.VARIANCE,
+        "below": noisy_gumbel.BELOW,
+        "half": noisy_gumbel.HALF,
+        "reach": noisy_gumbel.REACH / (2 * noisy_gumbel.HALF),
+        "middle": noisy_gumbel.FASTEST / 2,
         "points": MIN_POINTS,
         "step": MAX_STEP,
         "doublings": MAX_DOUBLINGS,
@@ -167,84 +146,53 @@ def _use_kernel(mean: Tensor, var: Tensor) -> bool:
     )
 
 
-def _trapezoid(mean: Tensor, var: Tensor, lowest: Tensor, highest: Tensor, n_points: int | Tensor) -> Tensor:
+def _trapezoid(
+    mean: Tensor,
+    var: Tensor,
+    shape: noisy_gumbel.Shape,
+    lowest: Tensor,
+    highest: Tensor,
+    n_points: int | Tensor,
+) -> Tensor:
     """Evaluate the integral of `quadrature` on `n_points` equal steps from `lowest` to `highest` [Q]: [C, Q].
 
     n_points: an int, or one for each query [Q], all of which then cost as much as the largest.
     """
     if isinstance(n_points, int):
-        steps = torch.linspace(0, 1, n_points, dtype=mean.dtype, device=mean.device).unsqueeze(-1)
+        steps = _steps(n_points, mean.dtype, mean.device)
     else:
         indices = torch.arange(n_points.max().int().item(), device=mean.device).unsqueeze(-1)
         steps = indices / (n_points - 1)  # [T, Q]
-        steps = steps.masked_fill(steps > 1, math.inf)  # there the density is 0
     t = torch.lerp(lowest, highest, steps)  # [T, Q]
-
-    tiny = torch.finfo(mean.dtype).tiny
-    # A compiled graph serves any number of queries, so it cannot depend on that number.
-    small = not torch.compiler.is_compiling() and 4 * mean.shape[0] * t.numel() <= SMALL_MIXTURE
-    # F_j(t) and g_j(t)·√π, [C, T, Q]; 1 and 0 for an impossible class
-    distribution, density = (_cdf_pdf_batched if small else _cdf_pdf_looped)(_finite(mean), var, t)
-    distribution = distribution.clamp_min(tiny)
-
-    # Π_j F_j(t), [T, Q]; a compiler cannot take the gradient of a product
-    compiling = torch.compiler.is_compiling()
-    all_below_t = distribution.log().sum(0).exp() if compiling else distribution.prod(0)
-    mass = (density / distribution * all_below_t).sum(1)  # [C, Q]
-    log_p = mass.clamp_min(tiny).log().log_softmax(0)
+    minus_h, minus_slope = shape.minus_h(t)  # [C, T, Q]
+    e = minus_h.exp()
+    all_below_t = (-e.sum(0)).exp()  # Π_j F_j(t), [T, Q]
+    if not isinstance(n_points, int):
+        all_below_t = all_below_t.masked_fill(steps > 1, 0)
+    mass = -(e * minus_slope * all_below_t).sum(1) * shape.pace  # [C, Q]
+    log_p = torch.threshold(mass, LEAST_MASS, torch.finfo(mean.dtype).tiny).log().log_softmax(0)
     log_p = torch.maximum(log_p, _jensen_bound(mean, var)).masked_fill(mean == -math.inf, -math.inf)
     return log_p.log_softmax(0)  # the bound may have raised the sum above 1
 
 
-def _cdf_pdf_looped(mean: Tensor, var: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Return F_j(t) and g_j(t)·√π [C, T, Q] for means and variances [C, Q], one normal at a time."""
-    furthest = _max_z(mean.dtype)
-    distribution = torch.zeros((), dtype=mean.dtype, device=mean.device)
-    density = torch.zeros((), dtype=mean.dtype, device=mean.device)
-    for weight, location, scale in _mixture(mean.shape[0]):
-        narrowness = (2 * (var + scale**2)).rsqrt().unsqueeze(1)  # [C, 1, Q]
-        z = ((mean + location).unsqueeze(1) - t) * narrowness
-        z = z.clamp(-furthest, furthest)
-        distribution = torch.add(distribution, torch.erfc(z), alpha=weight / 2)
-        density = torch.addcmul(density, torch.exp(-z * z), narrowness, value=weight)
-    return distribution, density
+def _steps(n_points: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return `n_points` equal steps from 0 to 1, [T, 1]."""
+    return (_make_steps if torch.compiler.is_compiling() else _cached_steps)(n_points, dtype, device)
 
 
-def _cdf_pdf_batched(mean: Tensor, var: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same as `_cdf_pdf_looped` from one tensor of all K normals: a third of the operations."""
-    columns = _mixture_columns(_mixture(mean.shape[0]), mean.dtype, mean.device)
-    half_weights, log_weights, locations, doubled_variances = columns
-    narrowness = torch.add(doubled_variances, var.unsqueeze(1), alpha=2).rsqrt()  # [K, C, 1, Q]
-    furthest = _max_z(mean.dtype)
-    z = (mean.unsqueeze(1) + locations - t).mul_(narrowness).clamp_(-furthest, furthest)  # [K, C, T, Q]
-    distribution = torch.erfc(z).mul_(half_weights).sum(0)
-    return distribution, (torch.addcmul(log_weights, z, z, value=-1).exp_() * narrowness).sum(0)
+def _make_steps(n_points: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.linspace(0, 1, n_points, dtype=dtype, device=device).unsqueeze(-1)
 
 
-def _max_z(dtype: torch.dtype) -> float:
-    """Return the z beyond which e^(−z²) is subnormal or zero; subnormal numbers are slow on a CPU."""
-    return 0.97 * math.sqrt(-math.log(torch.finfo(dtype).tiny))
-
-
-def _mixture(classes: int) -> tuple[tuple[float, float, float], ...]:
-    """Return the mixture of normals that approximates the Gumbel distribution."""
-    return _GUMBEL_MIXTURE_MANY_CLASSES if _are_many(classes) else _GUMBEL_MIXTURE
+@lru_cache(maxsize=16)
+def _cached_steps(n_points: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # cached tensors must also work outside of inference mode
+        return _make_steps(n_points, dtype, device)
 
 
 def _are_many(classes: int) -> bool:
     """Return whether there are many classes; False in a compiled graph for any number of classes."""
     return isinstance(classes, int) and classes >= MANY_CLASSES
-
-
-@lru_cache(maxsize=16)
-def _mixture_columns(
-    mixture: tuple[tuple[float, float, float], ...], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return half the weights of K normals, their logs, means and double variances, [K, 1, 1, 1]."""
-    with torch.inference_mode(False):  # cached tensors must also work outside of inference mode
-        columns = torch.tensor(mixture, dtype=dtype, device=device)
-        weights, locations, deviations = columns.view(-1, 3, 1, 1, 1).unbind(1)
-        return weights / 2, weights.log(), locations, 2 * deviations.square()
 
 
 def _jensen_bound(mean: Tensor, var: Tensor) -> Tensor:

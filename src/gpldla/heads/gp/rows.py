@@ -1,6 +1,7 @@
 """Features scaled to unit length, whose products are computed without storing the scaled features."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,37 +16,42 @@ class Rows:
     """φ [..., n, d]: the features x themselves, or x/‖x‖; a zero feature stays zero.
 
     Every use of φ is a product, so x is multiplied unscaled and the smaller result is scaled: fewer passes
-    over the features. x2 is x², scale is 1/‖x‖ [..., n, 1] or None.
+    over the features. scale is 1/‖x‖ [..., n, 1] or None; unit: whether every ‖φ‖ is known to be 1.
     """
 
     x: Tensor
-    x2: Tensor
     scale: Tensor | None
+    unit: bool = False
+
+    @cached_property
+    def x2(self) -> Tensor:
+        """x², which not every product needs."""
+        return self.x.square()
 
     @classmethod
     def of(cls, features: Tensor, *, normalize: bool, power: float = 1.0) -> "Rows":
         """Return features [..., n, d], raised to a power and then, with `normalize`, at unit length."""
         if power != 1:
             features = power_transform(features, power)
-        if normalize and torch.compiler.is_compiling():
+        if not normalize:
+            return cls(features, None)
+        if can_read_values(features):
+            norm = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
+            if norms_in_safe_range(norm.square()):
+                return cls(features, norm.reciprocal(), unit=True)
+            features = rescale_rows(features)  # norms are too large or too small, or a feature is zero
+        elif torch.compiler.is_compiling():
             # A compiled graph cannot check norms; and products of features near unit length fit in float16.
             features = unit_length(features)
-        squared = features.square()
-        if not normalize:
-            return cls(features, squared, None)
-        norm2 = squared.sum(-1, keepdim=True)
-        if can_read_values(norm2):
-            if norms_in_safe_range(norm2):
-                return cls(features, squared, norm2.rsqrt())
-            features = rescale_rows(features)  # norms are too large or too small, or a feature is zero
-            squared = features.square()
-            norm2 = squared.sum(-1, keepdim=True)
-        return cls(features, squared, norm2.where(norm2 > 0, 1).rsqrt())
+        rows = cls(features, None)
+        norm2 = rows.x2.sum(-1, keepdim=True)
+        rows.scale = norm2.where(norm2 > 0, 1).rsqrt()
+        return rows
 
     def every_nth(self, step: int) -> "Rows":
         """Return every step-th row."""
         scale = None if self.scale is None else self.scale[..., ::step, :]
-        return Rows(self.x[..., ::step, :], self.x2[..., ::step, :], scale)
+        return Rows(self.x[..., ::step, :], scale, self.unit)
 
     def dot(self, W: Tensor, b: Tensor) -> Tensor:
         """Return φWᵀ + b for W [..., C, d] and b [..., C]: [..., n, C]."""
