@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 from gpldla.data.augment.training_images import TRAINING_TRANSFORMS
 from gpldla.data.preprocessing import ImageSettings
 from gpldla.heads import head_class, head_options
+from gpldla.training.last_layers import LAYERS
 from gpldla.training.methods import find_method, is_head_option
 from gpldla.training.setting_names import (
     TABLES,
@@ -116,13 +117,15 @@ class BaseSettings(_Settings):
     _table = "base."
 
     # "auto": what the head asks for
-    classifier: str = _setting("auto", _one_of("auto", "none", "linear", "cosine"))
+    classifier: str = _setting("auto", _one_of("auto", "none", *LAYERS))
     epochs: float = _setting(90.0, _POSITIVE)  # or a part of one
     batch: int = _setting(256, _at_least(2))
     optimizer: str = _setting("sgd", _one_of("sgd", "adam"))  # SGD has momentum 0.9
     learning_rate: float = _setting(0.1, _POSITIVE)
     weight_decay: float = _setting(0.0001, _NOT_NEGATIVE)
     schedule: str = _setting("step", _SCHEDULE)  # "step": a tenth after 1/2 and after 3/4 of the batches
+    # Part of the batches over which the rate rises linearly, from a sixteenth, before the schedule starts
+    warmup: float = _setting(0.0, _Range(lambda part: 0 <= part < 1, "at least 0 and less than 1"))
     validate_every: int = _setting(10, _NOT_NEGATIVE)  # epochs; 0: once, at the end
 
 
