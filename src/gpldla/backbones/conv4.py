@@ -87,6 +87,10 @@ class Block(nn.Sequential, EpisodeBlock):
             layers.append(nn.MaxPool2d(2))
         super().__init__(*layers, nn.ReLU(inplace=True))
 
+    def last_norms(self) -> list[nn.Module]:
+        """Return the one BatchNorm."""
+        return [self[1]]
+
     def forward(self, x: Tensor) -> Tensor:
         """[n, channels, h, w] → [n, 64, h', w']."""
         convolution, norm, pool = cast(nn.Conv2d, self[0]), self[1], isinstance(self[2], nn.MaxPool2d)

@@ -102,9 +102,12 @@ def _scores(backbone: nn.Module | None, weights: Weights, x: Tensor) -> Tensor:
 def _over_tasks(
     function: Callable[..., Any], backbone: nn.Module | None, examples: Tensor
 ) -> Callable[..., Any]:
-    """Map a function of one task over a batch; on a CPU whole networks run one by one, which is faster."""
+    """Map a function of one task over a batch; on a CPU whole networks run one by one, which is faster.
+
+    Networks may draw random numbers in training, others for each task.
+    """
     one_at_a_time = backbone is not None and examples.device.type == "cpu"
-    return torch.vmap(function, chunk_size=1 if one_at_a_time else None)
+    return torch.vmap(function, chunk_size=1 if one_at_a_time else None, randomness="different")
 
 
 def with_batch_statistics(backbone: nn.Module | None) -> nn.Module | None:

@@ -171,6 +171,10 @@ class Recipe(ImageSettings, _Settings):
     smallest_crop: float = _setting(0.08, _Range(lambda part: 0 < part <= 1, "more than 0, at most 1"))
     # Of photographs: brightness, contrast and saturation times 0.6 to 1.4
     colour_jitter: float = _setting(0.4, _between(0, 1))
+    # Feature-wise transformation (arXiv 2001.08735, which has 0.3 and 0.5): the standard deviations of a
+    # random scale and shift of each channel after each block, in training
+    feature_wise_scale: float = _setting(0.0, _NOT_NEGATIVE)
+    feature_wise_shift: float = _setting(0.0, _NOT_NEGATIVE)
     episodes: int = _setting(60_000, _at_least(1))
     episodes_per_update: int = _setting(1, _at_least(1))
     seed: int = _setting(0, _Range(lambda seed: -(2**63) <= seed < 2**63, "a number of 64 bits"))
