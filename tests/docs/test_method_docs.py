@@ -63,7 +63,7 @@ def test_pages_have_the_same_sections(head):
     assert f"`{head}`" in section(PAGES[head], "What it is")
     assert len(section(PAGES[head], "What it is").strip().splitlines()) <= 5
     assert re.search(r"^    \S", section(PAGES[head], "Formulas"), re.M)
-    assert re.search(r"arXiv \d{4}\.\d{5}", section(PAGES[head], "Reference"))
+    assert re.search(r"arXiv \d{4}\.\d{5}|ICLR \d{4}", section(PAGES[head], "Reference"))
 
 
 @every_head
