@@ -10,6 +10,7 @@ from torch.func import functional_call
 
 from gpldla import FewShotModel
 from gpldla.heads import create_head, maml
+from gpldla.heads.common import adapted_network
 from gpldla.testing import HeadContract, random_episode
 from gpldla.utils.errors import UserError
 
@@ -283,7 +284,8 @@ def test_batch_equals_loop_with_a_network(name, vectorised, monkeypatch):
     network, head = network_and_head(name, steps=2, ways=3)
     support, labels, query, query_labels = images_episode([1, 2, 2], 3, 2, batch=(2, 2))
     if vectorised:  # what other devices than the CPU do
-        monkeypatch.setattr(maml, "_over_tasks", lambda function, *_: torch.vmap(function))
+        for module in (maml, adapted_network):
+            monkeypatch.setattr(module, "over_tasks", lambda function, *_: torch.vmap(function))
     together = head.adapt(support, labels, 3, backbone=network).log_prob(query)
     assert together.shape == (2, 2, 6, 3)
     monkeypatch.undo()

@@ -26,7 +26,7 @@ from tests.data.trees import write_cub
 ROOT = Path(__file__).parents[2]
 PAPER = ROOT.parent / "shared" / "paper" / "gpldla.tex"
 NOT_HERE_YET = {
-    *("ML-LSTM", "SNAIL", "VERSA", "LLAMA", "Meta-Mixture", "Assoc-Align", "Neg-Margin", "Cross-Domain"),
+    *("Assoc-Align", "Cross-Domain"),
 }
 CELL = {"method": "gpldla", "dataset": "cub", "backbone": "conv4", "shots": 1}
 SHORT = {"accuracy": 50.0, "notes": ["Short."]}  # as cells were before they named a recipe
@@ -151,6 +151,16 @@ class TestShown:
         assert line(printed, "GPLDLA").endswith(f" {first}▲66.00 ± 0.40 78.86 ± 0.35 {second}78.90")
         assert f" {first} {second}52.10 " in line(printed, "ProtoNet")
         assert f"| **66.00 ± 0.40** {first} |" in markdown(shown)
+
+    def test_a_number_of_another_network_than_its_column_says_so(self, tmp_path):
+        conv4, _, resnet18, *_ = tables("miniimagenet", tmp_path)
+        about = paper_tables()["miniimagenet"].about
+        assert about.keys() <= paper_tables()["miniimagenet"].rows.keys()
+        marks = {note[2:]: note[0] for note in conv4.notes if note[0] in "†‡§¶"}
+        for method, sentence in about.items():
+            (row,) = [entries for name, entries in conv4.rows if name == methods()[method].title]
+            assert all(entry.mark == marks[sentence] for entry in row[::2] if entry.text)
+        assert not {*about.values()} & {note[2:] for note in resnet18.notes}
 
     def test_what_holds_for_all_cells_needs_no_mark(self, tmp_path):
         write_cell(tmp_path, "one", **FULL, notes=["At 48 pixels.", "One seed."])

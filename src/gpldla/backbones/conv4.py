@@ -1,7 +1,7 @@
 """The four-block convolutional networks of the few-shot literature."""
 
 import math
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,12 +19,14 @@ class Conv4(Backbone):
 
     preprocessing: Preprocessing = Preprocessing(84, 3, IMAGENET_MEAN, IMAGENET_STD)
 
+    filters: ClassVar[int] = FILTERS
+
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.Sequential(*self._make_blocks())
         side = self._map_side()
-        self.map_shape = (FILTERS, side, side)
-        self.feature_dim = FILTERS * side**2
+        self.map_shape = (self.filters, side, side)
+        self.feature_dim = self.filters * side**2
 
     def maps(self, images: Tensor) -> Tensor:
         """Return the last feature maps, [n, *map_shape]."""
@@ -36,7 +38,8 @@ class Conv4(Backbone):
         return self.maps(images).flatten(1)
 
     def _make_blocks(self) -> list[nn.Module]:
-        return [Block(self.preprocessing.channels), *(Block(FILTERS) for _ in range(3))]
+        channels = [self.preprocessing.channels, *3 * [self.filters]]
+        return [Block(number, self.filters) for number in channels]
 
     def _map_side(self) -> int:
         return self.preprocessing.size // 16
@@ -47,6 +50,20 @@ class Conv4S(Conv4):
     """The same for characters: one channel, 28 px in, 64 features out."""
 
     preprocessing: Preprocessing = Preprocessing(28, 1, IMAGENET_MEAN[:1], IMAGENET_STD[:1])
+
+
+@register_backbone("conv4-32")
+class Conv4Narrow(Conv4):
+    """Conv-4 with 32 filters, for methods that adapt every weight; 800 features out."""
+
+    filters = 32
+
+
+@register_backbone("conv4s-32")
+class Conv4SNarrow(Conv4S):
+    """The same for characters; 32 features out."""
+
+    filters = 32
 
 
 @register_backbone("conv4np")
@@ -78,17 +95,21 @@ class Conv4SNP(Conv4NP):
 class Block(nn.Sequential, EpisodeBlock):
     """3×3 convolution, BatchNorm, perhaps a 2×2 max-pool, and ReLU."""
 
-    def __init__(self, channels: int, *, padding: int = 1, pool: bool = True) -> None:
-        convolution = nn.Conv2d(channels, FILTERS, 3, padding=padding)
-        nn.init.normal_(convolution.weight, std=math.sqrt(2 / (9 * FILTERS)))
-        layers: list[nn.Module] = [convolution, nn.BatchNorm2d(FILTERS)]
+    def __init__(self, channels: int, filters: int = FILTERS, *, padding: int = 1, pool: bool = True) -> None:
+        convolution = nn.Conv2d(channels, filters, 3, padding=padding)
+        nn.init.normal_(convolution.weight, std=math.sqrt(2 / (9 * filters)))
+        layers: list[nn.Module] = [convolution, nn.BatchNorm2d(filters)]
         if pool:
             # Pooling first gives the same values, and a ReLU on a quarter of the pixels.
             layers.append(nn.MaxPool2d(2))
         super().__init__(*layers, nn.ReLU(inplace=True))
 
+    def last_norms(self) -> list[nn.Module]:
+        """Return the one BatchNorm."""
+        return [self[1]]
+
     def forward(self, x: Tensor) -> Tensor:
-        """[n, channels, h, w] → [n, 64, h', w']."""
+        """[n, channels, h, w] → [n, filters, h', w']."""
         convolution, norm, pool = cast(nn.Conv2d, self[0]), self[1], isinstance(self[2], nn.MaxPool2d)
         if not norm.training:
             return cast(Tensor, cast(Any, super()).forward(x))

@@ -28,6 +28,10 @@ class EpisodeBlock(nn.Module):
         """Whether kernels are to do the work now."""
         return self.episodes > 0 and self.training
 
+    def last_norms(self) -> list[nn.Module]:
+        """Return the BatchNorms whose outputs are, or add up to, the features of this block."""
+        return []
+
     def conv_norm(self, x: Tensor, convolution: nn.Module, norm: nn.Module, **following: Any) -> Tensor:
         """Convolve and normalise x [n, c, h, w], and do what follows: see `gpldla.kernels.normalise`."""
         from gpldla.kernels.normalise import normalise
@@ -67,10 +71,12 @@ class EpisodeBatches:
 
     @property
     def possible(self) -> bool:
-        """Whether kernels are usable and all BatchNorms of the network are in blocks that use them."""
+        """Whether kernels are usable, and all BatchNorms are in blocks that use them and do nothing more."""
         norms_in_blocks = sum(len(_norms(block)) for block in self._blocks)
+        norms = _norms(self._network)
         weight = next(self._network.parameters(), torch.empty(0))
-        possible = bool(self._blocks) and norms_in_blocks == len(_norms(self._network))
+        possible = bool(self._blocks) and norms_in_blocks == len(norms)
+        possible &= not any(norm._forward_hooks for norm in norms)
         # float64 would lose its digits in a kernel
         return possible and kernels.usable_for(weight) and weight.dtype == torch.float32
 

@@ -82,6 +82,11 @@ class BasicBlock(EpisodeBlock):
         if channels != width:
             self.shortcut = nn.Sequential(_convolution(channels, width, 1, stride), nn.BatchNorm2d(width))
 
+    def last_norms(self) -> list[nn.Module]:
+        """Return the last BatchNorm of the residual, and that of the shortcut if it has one."""
+        shortcut = [self.shortcut[1]] if isinstance(self.shortcut, nn.Sequential) else []
+        return [self.residual[4], *shortcut]
+
     def forward(self, x: Tensor) -> Tensor:
         """[n, channels, h, w] → [n, width, h / stride, w / stride]."""
         if not self.by_kernels:

@@ -15,6 +15,7 @@ from gpldla.utils.errors import UserError, did_you_mean
 from gpldla.utils.registry import Registry
 
 Size = TypeVar("Size")
+BaseClassifier = Literal["linear", "cosine", "neg-softmax", "neg-cosine", "arcmax"]
 
 SAFE_NORM2 = (1e-18, 1e18)  # ‖x‖² in between, and its inverse, have full precision in float32
 
@@ -149,16 +150,18 @@ class Head(nn.Module, ABC):
     consumes:   what `support` and `query` contain. "features": [..., n, d]; "maps": feature maps
                 [..., n, channels, height, width]; "backbone": images, together with the network that
                 the head adapts (see `adapt`).
-    base_stage: the last layer with which the network is trained on the base classes before episodes start,
-                "linear" or "cosine", or None. After that stage the network is frozen, and episodes train
-                the head's own parameters, if it has any.
+    base_stage: the last layer with which the network is trained on the base classes before episodes start
+                (src/gpldla/training/last_layers.py), or None. After that stage the network is frozen, and
+                episodes train the head's own parameters, if it has any.
+    base_margin: what the loss of that stage takes off the score of the true class, or adds to its angle
     left_out_options: options of the parent class that this head does not have
     needs_base_mean: whether the head has a buffer `base_mean` [d] to be filled with the mean feature of
                 the base classes once the network is trained on them.
     """
 
     consumes: ClassVar[Literal["features", "maps", "backbone"]] = "features"
-    base_stage: ClassVar[Literal["linear", "cosine"] | None] = None
+    base_stage: BaseClassifier | None = None
+    base_margin: float = 0.0
     needs_base_mean: bool = False
     left_out_options: ClassVar[tuple[str, ...]] = ()
 

@@ -1,16 +1,13 @@
 """Baseline++: a cosine classifier of the base classes, then a new cosine layer fitted to the support."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from gpldla.heads.base import Head, check_episode, class_one_hot, register_head, unit_length
-from gpldla.heads.common.fine_tuning import GradientDescent, softmax_residual
+from gpldla.heads.common.cosine_layer import fit_cosine_layer
+from gpldla.heads.common.fine_tuning import GradientDescent
 from gpldla.heads.common.linear import LinearPosterior
 from gpldla.utils.errors import require_positive
-
-START_LENGTH = math.sqrt(1 / 3)  # the expected initial length of a row of torch.nn.Linear, in any dimension
 
 
 @register_head("baseline++")
@@ -45,37 +42,10 @@ class BaselinePlusPlus(Head):
     def adapt(
         self, support: Tensor, labels: Tensor, n_way: int, *, backbone: nn.Module | None = None
     ) -> LinearPosterior:
-        """Fit directions and norms to features [..., n, d].
-
-        v_j = Σ_i A_ij φ_i + r_j e_j throughout, with e_j the initial direction; A is [..., n, C].
-        """
+        """Fit directions and norms to features [..., n, d]."""
         check_episode(support, labels, n_way)
         member = class_one_hot(labels, n_way, support.dtype)
         phi = unit_length(support.detach())
-        gram = phi @ phi.mT
-
-        def gradient(parameters: list[Tensor]) -> list[Tensor]:
-            A, r, g = parameters
-            along = gram @ A  # φ_i·v_j, [..., n, C]
-            length = _length(A, along, r)
-            residual = softmax_residual(self.scale * g * along / length, member)
-            slope = (residual * along).sum(-2, keepdim=True)  # [..., 1, C]
-            turn = self.scale * g / length
-            # The derivative of v/‖v‖ has no component along v.
-            return [
-                turn * (residual - A * slope / length.square()),
-                -turn * r * slope / length.square(),
-                self.scale * slope / length,
-            ]
-
-        initial = torch.full_like(member[..., :1, :], START_LENGTH)
-        A, r, g = self.descent.minimise(
-            [torch.zeros_like(member), initial, initial.clone()], gradient, labels.shape[-1]
-        )
-        weights = self.scale * g / _length(A, gram @ A, r) * A
-        return LinearPosterior(weights.mT @ phi, torch.zeros_like(g.squeeze(-2)), member.any(-2), unit_length)
-
-
-def _length(A: Tensor, along: Tensor, r: Tensor) -> Tensor:
-    """Return ‖v_j‖ [..., 1, C]."""
-    return ((A * along).sum(-2, keepdim=True) + r.square()).sqrt()
+        weights = fit_cosine_layer(phi, member, self.scale, self.descent, learn_norms=True)
+        zero = torch.zeros_like(weights[..., 0])
+        return LinearPosterior(weights, zero, member.any(-2), unit_length)

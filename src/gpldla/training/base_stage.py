@@ -5,11 +5,10 @@ import math
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpldla.backbones import Backbone
-from gpldla.heads.base import unit_length
+from gpldla.training.last_layers import LAYERS, LastLayer
 from gpldla.training.stage import Stage, StageContext
 from gpldla.utils.counter_random import splitmix64, stream
 
@@ -17,7 +16,7 @@ from gpldla.utils.counter_random import splitmix64, stream
 class BaseStage(Stage):
     """The network learns to tell all base classes apart, with a last layer that is then thrown away.
 
-    classifier: "linear", or "cosine": class-wise norms and directions on features of unit length
+    classifier: the kind of the last layer, one of `LAYERS`
     """
 
     step_name, unit = "base_batch", "batches"
@@ -28,9 +27,9 @@ class BaseStage(Stage):
         counts = context.part.counts
         self.batches_per_epoch = math.ceil(int(counts.sum()) / settings.batch)
         batches = max(1, round(settings.epochs * self.batches_per_epoch))
-        network = _BaseNetwork(
-            model.backbone, _LAYERS[classifier](model.backbone.feature_dim, len(counts))
-        ).to(context.fabric.device)
+        margin = model.head.base_margin if classifier == model.head.base_stage else 0.0
+        layer = LAYERS[classifier](model.backbone.feature_dim, len(counts), margin)
+        network = _BaseNetwork(model.backbone, layer).to(context.fabric.device)
         super().__init__(context, network, batches, updates=batches)
         self.class_of_image = torch.repeat_interleave(torch.arange(len(counts)), torch.from_numpy(counts))
         parameters, rate, decay = network.parameters(), settings.learning_rate, settings.weight_decay
@@ -50,8 +49,12 @@ class BaseStage(Stage):
         return self.context.recipe.base.validate_every * self.batches_per_epoch
 
     def rate_factor(self) -> float:
-        """Follow the recipe's schedule; "step" is a tenth after half and again after three quarters."""
-        schedule, progress = self.context.recipe.base.schedule, self.done / self.total
+        """Rise from a sixteenth to 1, then follow the schedule: "step" is a tenth after 1/2 and after 3/4."""
+        settings, progress = self.context.recipe.base, self.done / self.total
+        schedule, warmup = settings.schedule, settings.warmup
+        if progress < warmup:
+            return (1 + 15 * progress / warmup) / 16  # as in arXiv 2003.12060
+        progress = (progress - warmup) / (1 - warmup)
         if schedule == "cosine":
             return 0.5 * (1 + math.cos(math.pi * progress))
         if schedule == "step":
@@ -83,7 +86,7 @@ class BaseStage(Stage):
         augmentations = context.sample_augmentations(images.to(device), keys)
         torch.manual_seed(stream(seed, "base noise", self.done) & (2**62 - 1))
         scores = self.wrapped(context.apply_augmentations(context.images[images], augmentations)).float()
-        loss = F.cross_entropy(scores, labels)
+        loss = self.network.layer.loss(scores, labels)
         if not torch.isfinite(loss):
             raise self._not_finite("base.learning_rate")
         self.window.add("loss", loss.item() * len(images), len(images))
@@ -111,7 +114,7 @@ class BaseStage(Stage):
 
 
 class _BaseNetwork(nn.Module):
-    def __init__(self, backbone: Backbone, layer: nn.Module) -> None:
+    def __init__(self, backbone: Backbone, layer: LastLayer) -> None:
         super().__init__()
         self.backbone, self.layer = backbone, layer
 
@@ -119,21 +122,3 @@ class _BaseNetwork(nn.Module):
         """[n, channels, size, size] → scores [n, classes]."""
         features = self.backbone(images.contiguous(memory_format=torch.channels_last))
         return cast(Tensor, self.layer(features))
-
-
-class _CosineLayer(nn.Module):
-    """scale · g_j · cos(v_j, φ), as Baseline++ has it."""
-
-    def __init__(self, feature_dim: int, classes: int) -> None:
-        super().__init__()
-        self.scale = 2.0 if classes <= 200 else 10.0  # as in arXiv 1904.04232
-        self.directions = nn.Parameter(nn.Linear(feature_dim, classes, bias=False).weight.detach())
-        self.norms = nn.Parameter(torch.linalg.vector_norm(self.directions.detach(), dim=-1))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """[n, feature_dim] → [n, classes]."""
-        cosine = unit_length(features) @ unit_length(self.directions).mT.to(features.dtype)
-        return self.scale * self.norms * cosine
-
-
-_LAYERS: dict[str, type[nn.Linear] | type[_CosineLayer]] = {"linear": nn.Linear, "cosine": _CosineLayer}

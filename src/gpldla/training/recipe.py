@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 from gpldla.data.augment.training_images import TRAINING_TRANSFORMS
 from gpldla.data.preprocessing import ImageSettings
 from gpldla.heads import head_class, head_options
+from gpldla.training.last_layers import LAYERS
 from gpldla.training.methods import find_method, is_head_option
 from gpldla.training.setting_names import (
     TABLES,
@@ -116,13 +117,15 @@ class BaseSettings(_Settings):
     _table = "base."
 
     # "auto": what the head asks for
-    classifier: str = _setting("auto", _one_of("auto", "none", "linear", "cosine"))
+    classifier: str = _setting("auto", _one_of("auto", "none", *LAYERS))
     epochs: float = _setting(90.0, _POSITIVE)  # or a part of one
     batch: int = _setting(256, _at_least(2))
     optimizer: str = _setting("sgd", _one_of("sgd", "adam"))  # SGD has momentum 0.9
     learning_rate: float = _setting(0.1, _POSITIVE)
     weight_decay: float = _setting(0.0001, _NOT_NEGATIVE)
     schedule: str = _setting("step", _SCHEDULE)  # "step": a tenth after 1/2 and after 3/4 of the batches
+    # Part of the batches over which the rate rises linearly, from a sixteenth, before the schedule starts
+    warmup: float = _setting(0.0, _Range(lambda part: 0 <= part < 1, "at least 0 and less than 1"))
     validate_every: int = _setting(10, _NOT_NEGATIVE)  # epochs; 0: once, at the end
 
 
@@ -168,6 +171,10 @@ class Recipe(ImageSettings, _Settings):
     smallest_crop: float = _setting(0.08, _Range(lambda part: 0 < part <= 1, "more than 0, at most 1"))
     # Of photographs: brightness, contrast and saturation times 0.6 to 1.4
     colour_jitter: float = _setting(0.4, _between(0, 1))
+    # Feature-wise transformation (arXiv 2001.08735, which has 0.3 and 0.5): the standard deviations of a
+    # random scale and shift of each channel after each block, in training
+    feature_wise_scale: float = _setting(0.0, _NOT_NEGATIVE)
+    feature_wise_shift: float = _setting(0.0, _NOT_NEGATIVE)
     episodes: int = _setting(60_000, _at_least(1))
     episodes_per_update: int = _setting(1, _at_least(1))
     seed: int = _setting(0, _Range(lambda seed: -(2**63) <= seed < 2**63, "a number of 64 bits"))

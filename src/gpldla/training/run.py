@@ -23,6 +23,7 @@ from gpldla.training import checkpoint
 from gpldla.training.base_stage import BaseStage
 from gpldla.training.checkpoint import TrainingState
 from gpldla.training.episode_stage import EpisodeStage, episode_sampler
+from gpldla.training.feature_wise import transform_features
 from gpldla.training.metrics import MetricsRecorder
 from gpldla.training.process_group import make_fabric, report_errors_once, report_lost_processes
 from gpldla.training.recipe import HeadSettings, Recipe, flatten, stored_settings
@@ -182,6 +183,8 @@ class _Run:
         self.model.to(fabric.device)
         if recipe.precision == "64-true":
             self.model.double()
+        if recipe.feature_wise_scale or recipe.feature_wise_shift:
+            transform_features(self.model.backbone, recipe.feature_wise_scale, recipe.feature_wise_shift)
         self.context = StageContext(recipe, self.model, protocol.part("base"), fabric, acceleration)
         self.processes = self.context.processes
         self.stages = _stages(recipe, self.model)

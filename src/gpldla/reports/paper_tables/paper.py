@@ -1,7 +1,7 @@
 """The tables of the paper, as printed."""
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,17 @@ RUNNING_TIME = "running-time"
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table as printed: one setting per column, one row of texts per method, "" where none is given."""
+    """A table as printed: one setting per column, one row of texts per method, "" where none is given.
+
+    about: a sentence on what the paper's own number of a method is of, by method
+    """
 
     name: str
     title: str
     measure: str
     columns: list[dict[str, Any]]
     rows: dict[str, list[str]]
+    about: dict[str, str] = field(default_factory=dict)
 
     @property
     def settings(self) -> list[tuple[str, str]]:

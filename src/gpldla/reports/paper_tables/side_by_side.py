@@ -1,6 +1,7 @@
 """Our results beside the paper's; where images are missing, the command to run, and a stand-in."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpldla.backbones import backbone_preprocessing
 from gpldla.data.catalog import sources_of
@@ -71,7 +72,10 @@ def _setting_table(
         filler = Entry(gap if method in methods() else "")
         entries = []
         for number in shots:
-            entries += _entries(paper.get(number, ""), ours.get(number), table.measure, notes, filler)
+            printed = Entry(paper.get(number, ""))
+            if printed.text and method in table.about:
+                printed = replace(printed, mark=notes.mark(table.about[method]))
+            entries += _entries(printed, ours.get(number), table.measure, notes, filler)
         rows.append((row_title(method, follows_paper), entries))
     head = [(f"{n}-shot", name) for n in shots for name in ("paper", *(name for name, _ in columns))]
     texts = {entry.text for _, entries in rows for entry in entries}
@@ -94,16 +98,16 @@ def _by_shots(cells: Sequence[Cell], method: str, follows_paper: bool) -> dict[i
     return {cell.shots: cell for cell in cells if (cell.method, cell.follows_paper) == wanted}
 
 
-def _entries(paper: str, cell: Cell | None, measure: str, notes: "_Notes", filler: Entry) -> list[Entry]:
+def _entries(paper: Entry, cell: Cell | None, measure: str, notes: "_Notes", filler: Entry) -> list[Entry]:
     """Return the paper's result and ours, the better one marked; a filler where we have none."""
     columns = OWN_COLUMNS[measure]
     if cell is None:
-        return [Entry(paper), filler, *[Entry()] * (len(columns) - 1)]
-    better = compare(paper, cell, measure)
+        return [paper, filler, *[Entry()] * (len(columns) - 1)]
+    better = compare(paper.text, cell, measure)
     sign = {True: BETTER, False: WORSE, None: ""}[better]
     others = [Entry(cell.text(name) if name in cell.numbers else NOT_YET) for _, name in columns[1:]]
     return [
-        Entry(paper, better is False),
+        replace(paper, better=better is False),
         Entry(cell.text(measure), better is True, sign, notes.marks(cell)),
         *others,
     ]
@@ -154,10 +158,12 @@ class _Notes:
 
     def marks(self, cell: Cell) -> str:
         own = [note for note in self._sentences(cell) if note not in self._shared]
-        for note in own:
-            number = len(self._marks)
-            self._marks.setdefault(note, NOTE_MARKS[number % 4] * (1 + number // 4))
-        return " ".join(self._marks[note] for note in own)
+        return " ".join(map(self.mark, own))
+
+    def mark(self, note: str) -> str:
+        """Return the mark of a note, a new one if it has none yet."""
+        number = len(self._marks)
+        return self._marks.setdefault(note, NOTE_MARKS[number % 4] * (1 + number // 4))
 
     @staticmethod
     def _sentences(cell: Cell) -> list[str]:
