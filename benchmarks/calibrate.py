@@ -11,16 +11,16 @@ import time
 
 from gpldla.backbones import backbone_preprocessing
 from gpldla.classifier.model import FewShotModel
-from gpldla.classifier.shipped import CONFIG, model_folder, shipped_models
+from gpldla.classifier.model_files import read_model_files, write_model_files
+from gpldla.classifier.shipped import model_folder, shipped_models
 from gpldla.data import load_protocol
 from gpldla.evaluation import PartEvaluator, Task
 from gpldla.training.home_tasks import fit_task_temperature
 from gpldla.training.recipe import stored_settings
-from gpldla.utils.files import write_json
 
 
 def calibrate(name: str) -> None:
-    """Fit the calibration of one model and write it into its config.json."""
+    """Fit the calibration of one model and write it into its folder."""
     model, started = FewShotModel.from_pretrained(name), time.monotonic()
     recipe = stored_settings(model.info["recipe"])
     size, side = backbone_preprocessing(model.backbone_name).size, recipe["stored_side"] or None
@@ -32,7 +32,9 @@ def calibrate(name: str) -> None:
         recipe["separate_groups"],
     )
     model.calibration = fit_task_temperature(PartEvaluator(model, part), usual, model.temperature)
-    write_json(model_folder(name) / CONFIG, model.config())
+    folder = model_folder(name)
+    weights, _ = read_model_files(folder)  # as they are stored, which may be float16
+    write_model_files(folder, weights, model.config())
     print(f"{name}: {model.calibration}, {time.monotonic() - started:.0f} s", flush=True)
 
 

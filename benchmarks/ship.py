@@ -19,7 +19,8 @@ from torch import Tensor
 
 from benchmarks.paper import MEASURED
 from gpldla.classifier.model import FewShotModel
-from gpldla.classifier.shipped import CARD, CONFIG, CURVE, MODELS, WEIGHTS
+from gpldla.classifier.model_files import write_model_files
+from gpldla.classifier.shipped import CARD, CONFIG, CURVE, MODELS
 from gpldla.data.augment.transforms import evaluation_images
 from gpldla.data.catalog import find_set, sources_of
 from gpldla.data.sets import StoredSet
@@ -27,7 +28,7 @@ from gpldla.reports.plots import training_curve
 from gpldla.training.metrics import METRICS
 from gpldla.training.recipe import HeadSettings, Recipe, flatten, stored_settings
 from gpldla.utils.errors import UserError
-from gpldla.utils.files import check_writable, read_json, write_atomically, write_json, write_tensors
+from gpldla.utils.files import check_writable, read_json, write_atomically
 
 HERE = Path(__file__).parent
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
@@ -56,10 +57,9 @@ def ship(run: Path, name: str, models: Path = MODELS, note: str = "") -> Path:
     curve = _curve(run, name, model)
     card = _card(name, model, sum(tensor.nbytes for tensor in weights.values()))
     folder = models / name
-    write_tensors(folder / WEIGHTS, weights)
     write_atomically(folder / CURVE, curve)
     write_atomically(folder / CARD, card.encode())
-    write_json(folder / CONFIG, model.config())  # last: with it the folder is a model
+    write_model_files(folder, weights, model.config())  # last: with them the folder is a model
     return folder
 
 

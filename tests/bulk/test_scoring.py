@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from gpldla.bulk.sources import ParquetRows, PictureFiles, Unit
 from gpldla.classifier.few_shot import FewShotClassifier
 from gpldla.classifier.model import FewShotModel
 from gpldla.cli import predict as predict_command
+from gpldla.utils.files import exclusive_lock
 from tests.classifier.test_answers import write_pictures
 from tests.classifier.test_file import Letters
 from tests.helpers import call
@@ -423,6 +425,39 @@ class TestGoingOn:
         table, err = score(folder, tmp_path / "out", "--chunk-size", 4, "--skip-bad")
         assert "8 were there already" in err
         assert (table.num_rows, table["error"].null_count) == (9, 8)
+
+    @pytest.mark.parametrize("share", [0.01, 0.5, 0.995], ids=["begin", "middle", "end"])
+    def test_a_damaged_part_is_scored_again(self, score, made, tmp_path, share):
+        expected, _ = score(made / "new", tmp_path / "out", "--chunk-size", 8)
+        part = tmp_path / "out" / "part-00001.parquet"
+        content = bytearray(part.read_bytes())
+        content[int(share * len(content))] ^= 1
+        part.write_bytes(content)
+        table, err = score(made / "new", tmp_path / "out", "--chunk-size", 8)
+        assert f"{part} is damaged: its checksum does not match; it is scored again." in err
+        assert "; 13 were there already." in err
+        assert table.equals(expected)
+
+    def test_parts_from_before_there_were_checksums_count(self, score, made, tmp_path):
+        score(made / "new", tmp_path / "out", "--chunk-size", 8)
+        shutil.rmtree(tmp_path / "out" / "_checksums")
+        _, err = score(made / "new", tmp_path / "out", "--chunk-size", 8)
+        assert err == f"All 21 rows are in {tmp_path / 'out'} already.\n"
+
+    @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs sha256sum")
+    def test_checksums_are_those_of_sha256sum(self, score, made, tmp_path):
+        score(made / "new", tmp_path / "out", "--chunk-size", 8)
+        command = "cat _checksums/*.sha256 | sha256sum --check --strict"
+        said = subprocess.run(command, shell=True, cwd=tmp_path / "out", capture_output=True, text=True)
+        assert said.stdout.splitlines() == [f"part-0000{index}.parquet: OK" for index in range(3)]
+        assert said.returncode == 0
+
+    def test_not_while_another_run_writes_there(self, score, refused, birds, made, tmp_path):
+        with exclusive_lock(tmp_path / "out", "bulk scoring"):
+            message = refused("predict", birds, made / "new", "-o", tmp_path / "out")
+            assert f"Another bulk scoring is running in {tmp_path / 'out'}; choose another" in message
+            assert list((tmp_path / "out").iterdir()) == []
+        assert score(made / "new", tmp_path / "out")[0].num_rows == 21
 
     def test_not_with_something_else(self, refused, score, birds, made, tmp_path):
         folder = write_pictures(tmp_path / "pictures")

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from gpldla.classifier.abstention import MAX_ERROR, PREVALENCE, is_unsure
+from gpldla.utils.errors import UserError
 
 PROBA = np.array([[0.8, 0.2], [0.25, 0.75], [0.5, 0.5]], np.float32)
 
@@ -26,10 +27,12 @@ def test_an_item_of_no_known_class_counts_as_an_error():
     assert is_unsure(PROBA, novelty, 0.61).tolist() == [False, False, False]
 
 
-def test_what_is_not_finite_is_unsure():
-    proba = np.array([[np.nan, np.nan], [1.0, 0.0]])
-    assert is_unsure(proba, None, 1).tolist() == [True, False]
-    assert is_unsure(proba, np.array([0.0, np.nan]), 1).tolist() == [True, True]
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_what_is_not_finite_is_an_error_and_no_doubt(broken):
+    with pytest.raises(UserError, match="The probabilities of 1 of 2 items are not finite"):
+        is_unsure(np.array([[broken, broken], [1.0, 0.0]]), None, 1)
+    with pytest.raises(UserError, match="of 2 of 3 items are not finite"):
+        is_unsure(PROBA, np.array([0.0, broken, broken]), 1)
 
 
 def test_no_items():

@@ -487,6 +487,6 @@ def test_lines_end_with_line_breaks_alone(tmp_path):
     assert [line.strip() for line in read_lines(tmp_path / "t.txt")] == ["one", "two\u2028still two"]
 
 
-def test_what_is_no_number_is_unsure():
-    [one] = answer(np.array([[math.nan, math.nan]]), None, ["x"], ["a", "b"], 0.5)
-    assert one.unsure
+def test_what_is_no_number_is_an_error():
+    with pytest.raises(UserError, match="of 1 of 1 items are not finite"):
+        answer(np.array([[math.nan, math.nan]]), None, ["x"], ["a", "b"], 0.5)

@@ -1,15 +1,19 @@
 import json
 import math
 import pickle
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
+from gpldla.classifier import model_files
 from gpldla.classifier.calibration import apply_temperature
 from gpldla.classifier.few_shot import FewShotClassifier
 from gpldla.classifier.model import CONFIG, WEIGHTS, FewShotModel
+from gpldla.classifier.shipped import shipped_models
 from gpldla.data.augment.transforms import evaluation_images
 from gpldla.data.episodes import fold_indices
 from gpldla.utils.errors import UserError
@@ -31,6 +35,12 @@ def colour_model():
 def pictures(counts=(2, 2, 2), side=40, seed=0):
     """A few grey images a class, sorted by class, as arrays [side, side]."""
     return list(tiny_set(counts, size=side, seed=seed).images[:, 0])
+
+
+def save_as_before(model, folder, config=None):
+    """Write a folder as before there were checksums; config: another configuration than the model's."""
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / WEIGHTS)
+    (folder / CONFIG).write_text(json.dumps(model.config() if config is None else config))
 
 
 LABELS = ["cat", "cat", "dog", "dog", "ant", "ant"]
@@ -146,10 +156,9 @@ class TestWhatIsSeenOutsideOfTraining:
         "facts", [{"zoom": "far"}, {"zoom": 0.5}, {"zoom": True}, {"mirrored": 1}, {"interpolation": "cubic"}]
     )
     def test_a_wrong_one_in_a_file_is_named(self, mirrored, tmp_path, facts):
-        mirrored.save(tmp_path)
-        config = json.loads((tmp_path / CONFIG).read_text())
+        config = mirrored.config()
         config["preprocessing"] |= facts
-        (tmp_path / CONFIG).write_text(json.dumps(config))
+        save_as_before(mirrored, tmp_path, config)
         with pytest.raises(UserError, match=f"config.json: {next(iter(facts))} must be "):
             FewShotModel.from_pretrained(tmp_path)
 
@@ -167,9 +176,9 @@ class TestLoadingWhatIsNoModel:
         with pytest.raises(UserError, match=rf"{tmp_path / name} is not a model: .*gpldla train"):
             FewShotModel.from_pretrained(tmp_path / name)
 
-    @pytest.mark.parametrize("content", ["[]", '"text"', "{}", '{"model_type": "bert"}', '{"format": 99}'])
-    def test_a_foreign_configuration_is_named(self, tmp_path, content):
-        (tmp_path / CONFIG).write_text(content)
+    @pytest.mark.parametrize("content", [[], "text", {}, {"model_type": "bert"}, {"format": 99}], ids=str)
+    def test_a_foreign_configuration_is_named(self, model, tmp_path, content):
+        save_as_before(model, tmp_path, content)
         with pytest.raises(UserError, match=f"{tmp_path / CONFIG} is not a model configuration of format 1"):
             FewShotModel.from_pretrained(tmp_path)
 
@@ -195,15 +204,13 @@ class TestLoadingWhatIsNoModel:
         ids=str,
     )
     def test_a_configuration_with_a_wrong_value_is_named(self, model, tmp_path, change):
-        model.save(tmp_path)
-        (tmp_path / CONFIG).write_text(json.dumps({**model.config(), **change}))
+        save_as_before(model, tmp_path, {**model.config(), **change})
         with pytest.raises(UserError, match=str(tmp_path / CONFIG)):
             FewShotModel.from_pretrained(tmp_path)
 
     @pytest.mark.parametrize("key", ["backbone", "head", "head_options", "temperature", "info"])
     def test_a_configuration_with_a_missing_value_is_named(self, model, tmp_path, key):
-        model.save(tmp_path)
-        (tmp_path / CONFIG).write_text(json.dumps({k: v for k, v in model.config().items() if k != key}))
+        save_as_before(model, tmp_path, {k: v for k, v in model.config().items() if k != key})
         with pytest.raises(
             UserError, match=f"{tmp_path / CONFIG} is an incomplete model configuration.*{key}"
         ):
@@ -211,8 +218,7 @@ class TestLoadingWhatIsNoModel:
 
     @pytest.mark.parametrize("kind", ["backbone", "head"])
     def test_one_of_a_missing_plugin_says_what_to_do(self, model, tmp_path, kind):
-        model.save(tmp_path)
-        (tmp_path / CONFIG).write_text(json.dumps({**model.config(), kind: "of-a-plugin"}))
+        save_as_before(model, tmp_path, {**model.config(), kind: "of-a-plugin"})
         message = rf"no {kind} 'of-a-plugin'.* If another package has this {kind}, install .* with --import\."
         with pytest.raises(UserError, match=message):
             FewShotModel.from_pretrained(tmp_path)
@@ -227,8 +233,7 @@ class TestLoadingWhatIsNoModel:
         ],
     )
     def test_unknown_names_suggest_the_nearest(self, model, tmp_path, change, message):
-        model.save(tmp_path)
-        (tmp_path / CONFIG).write_text(json.dumps({**model.config(), **change}))
+        save_as_before(model, tmp_path, {**model.config(), **change})
         with pytest.raises(UserError, match=message):
             FewShotModel.from_pretrained(tmp_path)
 
@@ -253,11 +258,90 @@ class TestLoadingWhatIsNoModel:
             FewShotModel.from_pretrained(tmp_path)
 
     def test_weights_of_another_network_are_named(self, model, colour_model, tmp_path):
-        model.save(tmp_path)
-        colour_model.save(tmp_path / "other")
-        (tmp_path / "other" / WEIGHTS).replace(tmp_path / WEIGHTS)
+        save_as_before(colour_model, tmp_path, model.config())
         with pytest.raises(UserError, match=f"{tmp_path / WEIGHTS} does not fit conv4s with gpldla"):
             FewShotModel.from_pretrained(tmp_path)
+
+
+class TestFilesThatChanged:
+    """A damaged or half-written folder is refused or is a model that was saved, never a mixture."""
+
+    def test_a_folder_from_before_checksums_is_read(self, model, tmp_path):
+        save_as_before(model, tmp_path)
+        loaded = FewShotModel.from_pretrained(tmp_path)
+        assert loaded.temperature == 1.5
+        assert all(torch.equal(t, model.state_dict()[name]) for name, t in loaded.state_dict().items())
+
+    @pytest.mark.parametrize("place", [0.05, 0.3, 0.9, 0.999])
+    def test_a_flipped_bit_of_the_weights_is_refused(self, model, tmp_path, place):
+        model.save(tmp_path)
+        content = bytearray((tmp_path / WEIGHTS).read_bytes())
+        start = 8 + int.from_bytes(content[:8], "little")
+        content[start + int(place * (len(content) - start))] ^= 4
+        (tmp_path / WEIGHTS).write_bytes(content)
+        with pytest.raises(UserError, match=f"{tmp_path / WEIGHTS} is damaged: its checksum does not match"):
+            FewShotModel.from_pretrained(tmp_path)
+
+    def test_a_changed_configuration_is_refused(self, model, tmp_path):
+        model.save(tmp_path)
+        config = (tmp_path / CONFIG).read_text()
+        (tmp_path / CONFIG).write_text(config.replace('"temperature": 1.5', '"temperature": 1.6'))
+        with pytest.raises(UserError, match=f"{tmp_path / CONFIG} was changed or damaged.*; delete it"):
+            FewShotModel.from_pretrained(tmp_path)
+        (tmp_path / CONFIG).unlink()
+        assert FewShotModel.from_pretrained(tmp_path).temperature == 1.5
+
+    @pytest.mark.parametrize("first", [True, False], ids=["new folder", "old folder"])
+    def test_a_save_that_stops_between_its_files_leaves_one_whole_model(
+        self, model, tmp_path, monkeypatch, first
+    ):
+        if not first:
+            FewShotModel("conv4s", temperature=0.7).save(tmp_path)
+        monkeypatch.setattr(model_files, "write_json", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            model.save(tmp_path)
+        loaded = FewShotModel.from_pretrained(tmp_path)
+        assert loaded.temperature == 1.5
+        assert all(torch.equal(t, model.state_dict()[name]) for name, t in loaded.state_dict().items())
+
+    @pytest.mark.parametrize("with_checksum", [True, False])
+    def test_weights_that_are_not_finite_are_refused(self, model, tmp_path, with_checksum):
+        with torch.no_grad():
+            next(model.parameters()).view(-1)[3] = math.nan
+        model.save(tmp_path) if with_checksum else save_as_before(model, tmp_path)
+        with pytest.raises(UserError, match=r"model.safetensors is damaged: its tensor .* infinite or NaN"):
+            FewShotModel.from_pretrained(tmp_path)
+
+    @pytest.mark.parametrize("head", ["gpldla", "relationnet"])
+    def test_a_network_that_gives_nan_is_an_error_and_no_doubt(self, head):
+        model = FewShotModel("conv4snp", head)
+        with torch.no_grad():
+            next(model.backbone.parameters()).fill_(math.nan)
+        with pytest.raises(UserError, match=r"(?i)conv4snp gives features that are infinite or NaN"):
+            model.embed(pictures())
+        pixels = [np.zeros((28, 28, 1), np.uint8)] * 2
+        with pytest.raises(UserError, match=r"(?i)conv4snp gives features that are infinite or NaN"):
+            model.embed_pixels(pixels, 2)
+
+    def test_an_answer_that_is_nan_is_an_error_and_no_doubt(self, model):
+        classifier = model.adapt(pictures(), LABELS)
+        classifier.task.posterior.weight_mean.fill_(math.nan)
+        for answers in (classifier.predict_proba, classifier.uncertainty):
+            with pytest.raises(UserError, match=r"6 of 6 answers are NaN: .* fit it again"):
+                answers(pictures())
+
+    def test_shipped_models_name_the_checksum_of_their_files(self, tmp_path):
+        name = sorted(shipped_models())[0]
+        for changed in (WEIGHTS, CONFIG):
+            folder = shutil.copytree(shipped_models()[name], tmp_path / changed)
+            content = bytearray((folder / changed).read_bytes())
+            if changed == WEIGHTS:
+                content[-9] ^= 1
+            else:
+                content = content.replace(b'"ways": 5', b'"ways": 6', 1)
+            (folder / changed).write_bytes(content)
+            with pytest.raises(UserError, match="is damaged: its checksum does not match"):
+                FewShotModel.from_pretrained(folder)
 
 
 class TestImages:
@@ -606,10 +690,10 @@ def test_a_model_without_parameters_has_a_device():
 
 
 def test_a_model_of_another_backbone_version_is_refused(tmp_path):
-    FewShotModel("conv4s").save(tmp_path)
-    config = json.loads((tmp_path / CONFIG).read_text())
+    model = FewShotModel("conv4s")
+    config = model.config()
     config["preprocessing"]["mean"] = [0.5]
-    (tmp_path / CONFIG).write_text(json.dumps(config))
+    save_as_before(model, tmp_path, config)
     with pytest.raises(UserError, match="other preprocessing of conv4s than is installed"):
         FewShotModel.from_pretrained(tmp_path)
 

@@ -22,7 +22,15 @@ from tests.data.test_catalog import SmallGlyphs
 from tests.data.trees import write_cub, write_folder, write_omniglot
 from tests.helpers import call, tiny_protocol
 
-COMMANDS = [["demo"], ["train"], ["eval"], ["data", "list"], ["data", "prepare"], ["data", "show"]]
+COMMANDS = [
+    ["demo"],
+    ["train"],
+    ["eval"],
+    ["data", "list"],
+    ["data", "prepare"],
+    ["data", "check"],
+    ["data", "show"],
+]
 TINY_TRAINING = [
     *("--episodes", "4", "--set", "ways=3", "--set", "queries=2", "--set", "validation.ways=3"),
     *(
@@ -254,6 +262,29 @@ class TestDataList:
 
     def test_leaves_the_data_alone(self, facts, root):
         assert sorted(path.name for path in root.iterdir()) == ["cub", "omniglot", "pets"]
+
+
+class TestDataCheck:
+    def test_says_which_stores_are_whole_and_which_are_damaged(self, run, refused, root, tmp_path):
+        cache = ["--cache", tmp_path / "packed"]
+        for name in ("digits", f"folder:{root / 'pets'}"):
+            run("data", "prepare", name, *cache)
+        digits = next((tmp_path / "packed").glob("digits-*"))
+        code, out, _ = run("data", "check", *cache)
+        assert code == 0
+        assert f"{digits}: 1,797 images of 32 × 32 pixels, whole\n" in out
+        assert len(out.splitlines()) == 2
+        with (digits / "images.u8").open("r+b") as file:
+            file.seek(700_000)
+            file.write(b"other")
+        code, out, err = run("data", "check", *cache)
+        assert code == 2
+        assert len(out.splitlines()) == 1
+        first, last = err.splitlines()
+        assert first.startswith(f"{digits} is damaged: ")
+        assert "delete it and it is packed again" in first
+        assert last.startswith("gpldla: 1 of 2 packed stores cannot be used")
+        assert run("data", "check", f"folder:{root / 'pets'}", *cache)[0] == 0
 
 
 class TestDataPrepare:

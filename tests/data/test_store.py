@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import threading
@@ -7,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpldla.data import store
+from gpldla.data import store, store_checksums, store_manifest
 from gpldla.data.store import (
     ABANDONED_AFTER,
     ImageSet,
     cached_store,
+    check_store,
     new_store,
     open_store,
     store_folder,
@@ -41,8 +43,20 @@ def folder(tmp_path):
 
 
 def manifest_with(folder, **changes):
+    """Change the manifest, which gets the checksum that it would have."""
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8")) | changes
+    (folder / "manifest.json").write_text(
+        json.dumps({**manifest, "checksum": store_manifest.manifest_checksum(manifest)}), "utf-8"
+    )
+
+
+def without_checksums(folder):
+    """Make the store one of an earlier version."""
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-    (folder / "manifest.json").write_text(json.dumps({**manifest, **changes}), "utf-8")
+    for key in ("checksum", "files"):
+        manifest.pop(key)
+    (folder / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+    (folder / "images.sha256").unlink()
 
 
 def sparse_store(folder, megabytes):
@@ -50,7 +64,7 @@ def sparse_store(folder, megabytes):
     with new_store(folder, (1, 1024, 1024)) as writer:
         writer.finish("zeros", ["zero"], [megabytes], {})
         os.truncate(next(folder.parent.glob(".*/images.u8")), megabytes * MEGABYTE)
-        manifest_with(next(folder.parent.glob(".*/")), shape=[megabytes, 1, 1024, 1024])
+        manifest_with(next(folder.parent.glob(".*/")), shape=[megabytes, 1, 1024, 1024], files={})
     return folder
 
 
@@ -107,7 +121,9 @@ class TestRoundTrip:
     def test_the_manifest_has_the_hash_of_the_images(self, folder, tmp_path):
         write_store(tmp_path / "again", shaped_set(), {})
         write_store(tmp_path / "other", tiny_set((6, 7), seed=1), {})
-        hashes = [store.read_manifest(tmp_path / name)["sha256"] for name in ("tiny", "again", "other")]
+        hashes = [
+            store_manifest.read_manifest(tmp_path / name)["sha256"] for name in ("tiny", "again", "other")
+        ]
         assert hashes[0] == hashes[1] != hashes[2]
 
     def test_images_that_are_not_contiguous_come_back(self, tmp_path):
@@ -186,15 +202,103 @@ class TestOpening:
 
     @pytest.mark.parametrize(("name", "shape"), [("groups", (5,)), ("shapes", (13,)), ("shapes", (5, 2))])
     def test_arrays_of_another_set_are_named(self, folder, name, shape):
+        without_checksums(folder)
         np.save(folder / f"{name}.npy", np.zeros(shape, np.int64))
         with pytest.raises(UserError, match=rf"{folder} .*one {name[:-1]} for each of its 13 images"):
             open_store(folder)
 
     @pytest.mark.parametrize("name", ["groups", "shapes"])
     def test_pickles_are_never_loaded(self, folder, name):
+        without_checksums(folder)
         np.save(folder / f"{name}.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
         with pytest.raises(UserError, match=f"{folder} is not a readable store .*pickle"):
             open_store(folder)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"shape": [2**61, 8, 1, 1]},  # 0 in 64 bits
+            {"shape": [10**400, 1, 32, 32]},
+            {"classes": [{"name": "a", "images": 10**400}]},
+            {"classes": [{"name": "a", "images": -5}, {"name": "b", "images": 18}]},
+            {"classes": [{"name": ["a"], "images": 13}]},
+            {"classes": {"a": 13}},
+            {"source": ["a"]},
+            {"source": {"left_out": 3}},
+            {"name": None},
+            {"files": ["images.u8"]},
+            {"files": {"images.sha256": 1}},
+        ],
+        ids=lambda changes: str(changes)[:60],
+    )
+    def test_a_manifest_that_no_packer_wrote_is_named(self, folder, changes):
+        manifest_with(folder, **changes)
+        with pytest.raises(UserError, match=f"{folder} is not a readable store"):
+            open_store(folder)
+
+    def test_brackets_without_end_are_named(self, folder):
+        (folder / "manifest.json").write_text("[" * 100_000)
+        with pytest.raises(UserError, match=f"{folder} is not a readable store .*nested too deeply"):
+            open_store(folder)
+
+    @pytest.mark.parametrize(
+        "header", ["{'descr': '<i8', 'fortran_order': False, 'shape': (", "(" * 5000, "{" + "\0" * 9, "1 +"]
+    )
+    def test_a_header_of_numpy_that_cannot_be_read_is_named(self, folder, header):
+        without_checksums(folder)
+        content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+        (folder / "groups.npy").write_bytes(content)
+        with pytest.raises(UserError, match=rf"{folder} is not a readable store \(groups.npy is no array"):
+            open_store(folder)
+
+
+class TestChecksums:
+    def test_no_flipped_bit_of_any_file_goes_unnoticed(self, folder):
+        """What a flip leaves readable, such as an escape in JSON, says the same."""
+        unnoticed, flips = [], 0
+        for file in sorted(folder.iterdir()):
+            whole = file.read_bytes()
+            for place in range(0, len(whole), max(1, len(whole) // 97)):
+                file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+                flips += 1
+                with contextlib.suppress(UserError):
+                    check_store(folder)
+                    unnoticed.append((file.name, place, chr(whole[place])))
+            file.write_bytes(whole)
+        assert flips > 400
+        assert unnoticed == []
+
+    def test_only_what_is_read_is_verified_and_once(self, tmp_path, monkeypatch):
+        images = np.random.default_rng(0).integers(0, 256, (9, 1, 600, 1000), np.uint8)  # 1.7 a chunk
+        write_store(tmp_path / "s", ImageSet("s", images, ("a",), np.array([9])), {})
+        with (tmp_path / "s" / "images.u8").open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([images[-1, -1, -1, -1] ^ 1]))
+        opened = open_store(tmp_path / "s")
+        np.testing.assert_array_equal(opened.read(np.array([0, 3, 2])), images[[0, 3, 2]])
+        np.testing.assert_array_equal(opened.read(np.array([-9])), images[:1])
+        for last in (8, -1):
+            with pytest.raises(UserError, match=rf"{tmp_path / 's'} is damaged: .*; delete it"):
+                opened.read(np.array([1, last]))
+        monkeypatch.setattr(store_checksums, "hashlib", None)
+        np.testing.assert_array_equal(opened.read(np.array([0, 2])), images[[0, 2]])
+
+    def test_chunks_do_not_depend_on_the_pieces_that_were_added(self):
+        content = np.random.default_rng(0).integers(0, 256, 3 * store_checksums.CHUNK + 5, np.uint8)
+        whole, pieces = store_checksums.ChunkHasher(), store_checksums.ChunkHasher()
+        whole.update(content.data)
+        for piece in np.array_split(content, 7):
+            pieces.update(piece.data)
+        assert whole.digests() == pieces.digests()
+
+    def test_a_store_from_before_is_read_and_can_be_checked(self, folder):
+        without_checksums(folder)
+        np.testing.assert_array_equal(check_store(folder).read(np.arange(13)), shaped_set().images)
+        with (folder / "images.u8").open("r+b") as file:
+            file.write(b"other")
+        open_store(folder).read(np.arange(13))
+        with pytest.raises(UserError, match=f"{folder} is damaged"):
+            check_store(folder)
 
 
 class TestInterruptedWriting:

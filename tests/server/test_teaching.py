@@ -9,9 +9,9 @@ from safetensors.torch import load, save
 
 from gpldla.classifier.answers import summarise
 from gpldla.classifier.few_shot import FewShotClassifier
-from gpldla.classifier.file import _checksum
 from gpldla.classifier.resolve import resolve_model
 from gpldla.server.settings import Limits
+from gpldla.utils.files import tensors_checksum
 from tests.server.helpers import client_of, files, new_task, picture, small, teach
 from tests.server.test_tasks import is_problem
 
@@ -30,7 +30,7 @@ def changed(content, change):
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     info, tensors = json.loads(header["__metadata__"]["info"]), load(content)
     change(tensors, info)
-    info["checksum"] = _checksum(tensors, info)
+    info["checksum"] = tensors_checksum(tensors, info)
     return save(tensors, {"info": json.dumps(info)})
 
 

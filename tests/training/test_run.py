@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from gpldla.classifier.few_shot import FewShotClassifier
 from gpldla.classifier.model import FewShotModel
@@ -271,6 +272,31 @@ def test_a_second_training_in_a_folder_is_refused_while_the_first_goes_on(tmp_pa
     assert run(tiny_recipe(), tmp_path / "run").finished
 
 
+def files_of(folder):
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("resumed", [False, True], ids=["new", "resumed"])
+def test_a_training_that_loads_while_another_ends_does_not_overwrite_it(tmp_path, monkeypatch, resumed):
+    folder, recipe = tmp_path / "run", tiny_recipe()
+    if resumed:
+        monkeypatch.setattr(training, "stop_signals", lambda: StopAfter(5))
+        assert not run(recipe, folder).finished
+        monkeypatch.undo()
+    left = {}
+
+    def load_slowly(*args, **options):
+        monkeypatch.setattr(training, "load_protocol", tiny_protocol)
+        assert run(recipe, folder).finished
+        left.update(files_of(folder))
+        return tiny_protocol()
+
+    monkeypatch.setattr(training, "load_protocol", load_slowly)
+    with pytest.raises(UserError, match=r"Another training has written .* meanwhile; run the command again"):
+        run(recipe, folder)
+    assert files_of(folder) == left
+
+
 class StopAfter:
     """Stands in for the signal handler: asks to stop once so many updates were done."""
 
@@ -495,9 +521,23 @@ class TestDamagedFolders:
         with pytest.raises(UserError, match="is not a complete state of this training"):
             run(tiny_recipe(), half)
 
+    @pytest.mark.parametrize("place", [0.1, 0.5, 0.999])
+    def test_a_flipped_bit_is_noticed(self, half, place):
+        content = bytearray((half / checkpoint.FILE).read_bytes())
+        start = 8 + int.from_bytes(content[:8], "little")
+        content[start + int(place * (len(content) - start))] ^= 8
+        (half / checkpoint.FILE).write_bytes(content)
+        with pytest.raises(UserError, match="is damaged: its checksum does not match"):
+            run(tiny_recipe(), half)
+
+    def test_a_state_from_before_there_were_checksums_resumes(self, half, finished):
+        tensors, info = load_file(half / checkpoint.FILE), checkpoint.TrainingState.read(half).values
+        del info["checksum"]
+        save_file(tensors, half / checkpoint.FILE, {"info": json.dumps(info)})
+        assert run(tiny_recipe(), half).finished
+
     @pytest.mark.parametrize("numbers", [5, None, {"recipe": "x"}])
     def test_a_state_of_something_else_is_named(self, half, numbers):
-        state = checkpoint.TrainingState.read(half)
-        checkpoint.TrainingState(state.tensors, numbers).write(half)
+        save_file({"weight": torch.ones(1)}, half / checkpoint.FILE, {"info": json.dumps(numbers)})
         with pytest.raises(UserError, match="is not the state of a training"):
             run(tiny_recipe(), half)

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import pickle
 from pathlib import Path
@@ -6,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpldla.utils.checksums import CHECKSUM
 from gpldla.utils.errors import UserError
 from gpldla.utils.files import (
     check_output,
     check_writable,
     read_json,
     read_tensors,
+    require_finite,
     write_atomically,
     write_json,
     write_tensors,
@@ -162,7 +165,7 @@ class TestTensors:
         read, info = read_tensors(tmp_path / "x.safetensors")
         assert read["t"].dtype == tensor.dtype
         assert torch.equal(read["t"], tensor)
-        assert info == {}
+        assert list(info) == [CHECKSUM]
 
     def test_tensors_that_share_memory_come_back_as_two(self, tmp_path):
         whole = torch.arange(6.0)
@@ -179,7 +182,8 @@ class TestTensors:
     def test_info_travels_with_them(self, tmp_path):
         info = {"recipe": {"ways": 5}, "name": "Ω", "best": 0.1}
         write_tensors(tmp_path / "x.safetensors", {"t": torch.ones(1)}, info)
-        assert read_tensors(tmp_path / "x.safetensors")[1] == info
+        digest = write_tensors(tmp_path / "y.safetensors", {"t": torch.ones(1)}, info)
+        assert read_tensors(tmp_path / "x.safetensors")[1] == {**info, CHECKSUM: digest}
 
     def test_files_of_other_programs_are_read(self, tmp_path):
         from safetensors.torch import save_file
@@ -220,6 +224,30 @@ class TestTensors:
         save_file({"t": torch.ones(2)}, tmp_path / "x.safetensors", {"info": "{"})
         with pytest.raises(UserError, match="is not a readable safetensors file"):
             read_tensors(tmp_path / "x.safetensors")
+
+    def test_no_flipped_bit_goes_unnoticed(self, tmp_path):
+        """Of any byte; what a flip in the header leaves readable, such as white space, says the same."""
+        path, tensors = tmp_path / "x.safetensors", {"a": torch.randn(3), "b": torch.arange(4)}
+        write_tensors(path, tensors, {"best": 0.1})
+        whole, info = path.read_bytes(), read_tensors(path)[1]
+        length = 8 + int.from_bytes(whole[:8], "little")
+        unnoticed = []
+        for place in range(len(whole)):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+            try:
+                read, read_info = read_tensors(path)
+            except UserError:
+                continue
+            same = all(torch.equal(read.get(n, torch.empty(0)), t) for n, t in tensors.items())
+            if place >= length or (CHECKSUM in read_info and not (same and read_info == info)):
+                unnoticed.append(place)
+        assert unnoticed == []
+
+    def test_numbers_that_are_not_finite_are_named(self, tmp_path):
+        require_finite(tmp_path / "x", {"a": torch.ones(2), "b": torch.arange(3)})
+        for number in (math.nan, math.inf):
+            with pytest.raises(UserError, match="x is damaged: its tensor b holds numbers that are infinite"):
+                require_finite(tmp_path / "x", {"a": torch.ones(2), "b": torch.tensor([0, number])})
 
     def test_a_missing_file_is_named(self, tmp_path):
         with pytest.raises(UserError, match=f"There is no file {tmp_path / 'none'}."):

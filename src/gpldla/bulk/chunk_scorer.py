@@ -14,6 +14,7 @@ import torch
 from PIL import UnidentifiedImageError
 
 from gpldla.bulk.job import Job
+from gpldla.bulk.parts import write_part
 from gpldla.bulk.sources import CONTENT, ITEM
 from gpldla.classifier.abstention import is_unsure
 from gpldla.classifier.answer import UNSURE, json_class_names
@@ -21,7 +22,6 @@ from gpldla.classifier.features import READERS
 from gpldla.classifier.few_shot import FewShotClassifier
 from gpldla.data.pictures import decoded_pixels
 from gpldla.utils.errors import UserError
-from gpldla.utils.files import write_atomically
 from gpldla.utils.parallel import map_in_threads
 
 METADATA = b"gpldla"  # the key under which each file holds the classes and settings
@@ -51,7 +51,7 @@ class ChunkScorer:
         if not part.exists():  # else a worker wrote it and died before it could report it
             content = BytesIO()
             pq.write_table(self.scored(table), content, compression="zstd")
-            write_atomically(part, content.getvalue())
+            write_part(part, content.getvalue())
         return len(table)
 
     def scored(self, table: pa.Table) -> pa.Table:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from gpldla.bulk.chunk_scorer import OUR_COLUMNS, ChunkScorer
 from gpldla.bulk.job import Job, PendingUnit, Settings, imported_plugins
 from gpldla.bulk.manifest import make_manifest, start_or_resume
+from gpldla.bulk.parts import remove_damaged
 from gpldla.bulk.sources import CHUNK_SIZES, Accepted, find_source
 from gpldla.classifier.few_shot import FewShotClassifier
 from gpldla.utils.devices import torch_device
 from gpldla.utils.errors import UserError
-from gpldla.utils.files import check_writable
+from gpldla.utils.files import check_writable, exclusive_lock
 from gpldla.utils.process import stop_signals
 from gpldla.utils.progress import CountProgress, say
 
@@ -67,20 +68,31 @@ def score_in_bulk(
     chunks = survey.chunks
     total = sum(rows for _, rows in chunks)
     given = {"column": column, "chunk_size": chunk_size}
-    start_or_resume(output, make_manifest(classifier, loaded.classes, survey, settings, given))
+    manifest = make_manifest(classifier, loaded.classes, survey, settings, given)
     digits = max(5, len(str(len(chunks) - 1)))
     job = Job(classifier.absolute(), source, output.absolute(), settings, digits, imported_plugins())
-    files = {path.name for path in output.iterdir()}
-    missing = {index: rows for index, rows in chunks if job.part(index).name not in files}
-    if not missing:
-        say(console, f"All {total:,} rows are in {output} already.")
-        return True
-    pending = [
-        PendingUnit(unit, [index for index, _ in unit.chunks if index in missing]) for unit in survey.units
-    ]
-    engine = engine or partial(_score_here, loaded)
-    written = engine(job, [one for one in pending if one.missing])
-    return _run(written, job, total, total - sum(missing.values()), console, output)
+    with exclusive_lock(output, "bulk scoring"):
+        start_or_resume(output, manifest)
+        missing = _missing(job, chunks, console)
+        if not missing:
+            say(console, f"All {total:,} rows are in {output} already.")
+            return True
+        pending = [
+            PendingUnit(unit, [index for index, _ in unit.chunks if index in missing])
+            for unit in survey.units
+        ]
+        engine = engine or partial(_score_here, loaded)
+        written = engine(job, [one for one in pending if one.missing])
+        return _run(written, job, total, total - sum(missing.values()), console, output)
+
+
+def _missing(job: Job, chunks: Sequence[tuple[int, int]], console: "Console") -> dict[int, int]:
+    """Return the chunks that have no whole file yet, with their numbers of rows."""
+    files = {path.name for path in job.output.iterdir()}
+    for part in remove_damaged(part for index, _ in chunks if (part := job.part(index)).name in files):
+        say(console, f"{part} is damaged: its checksum does not match; it is scored again.")
+        files.remove(part.name)
+    return {index: rows for index, rows in chunks if job.part(index).name not in files}
 
 
 def _check_output(output: Path, items: Sequence[str]) -> None:

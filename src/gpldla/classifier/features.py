@@ -79,6 +79,7 @@ def embed(
         with reporter.bar("features", len(items)) as advance:
             advance(len(items) - len(missing))
             for batch, rows in batches:
+                require_finite_features(torch.from_numpy(rows), backbone)
                 features[batch] = rows
                 advance(len(batch))
                 waiting += batch
@@ -87,6 +88,15 @@ def embed(
     finally:  # a picture that cannot be read, or Ctrl-C
         keep()
     return torch.from_numpy(features).to(device)
+
+
+def require_finite_features(rows: Tensor, backbone: Backbone) -> None:
+    """Raise a sentence if a network gives features [n, ...] that no classifier can use."""
+    if not rows.isfinite().all():
+        raise UserError(
+            f"{backbone.name or type(backbone).__name__} gives features that are infinite or NaN: its weights"
+            " are damaged or do not suit its precision; get the model anew."
+        )
 
 
 def _keys(items: list[Any], backbone: Backbone, device: torch.device) -> list[bytes]:

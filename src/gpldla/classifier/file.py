@@ -11,10 +11,10 @@ from torch import Tensor
 
 from gpldla import __version__
 from gpldla.backbones import Backbone
-from gpldla.classifier.checksum import CHECKSUM, FORMAT, FORMAT_WITH_OWN_PRIOR, KIND, checksum
 from gpldla.classifier.class_names import ClassNames
 from gpldla.classifier.examples import Examples
 from gpldla.classifier.few_shot import FewShotClassifier
+from gpldla.classifier.file_format import FORMAT, FORMAT_WITH_OWN_PRIOR, KIND
 from gpldla.classifier.labels import label_array
 from gpldla.classifier.model import FewShotModel
 from gpldla.classifier.novelty import Novelty
@@ -22,8 +22,9 @@ from gpldla.classifier.own_prior import OwnPrior, own_prior_head
 from gpldla.classifier.stored_graph import GRAPH, OF_COSINE, OF_FIT, SCORE
 from gpldla.classifier.task import AdaptedTask
 from gpldla.heads.base import KnownClasses
+from gpldla.utils.checksums import CHECKSUM
 from gpldla.utils.errors import UserError
-from gpldla.utils.files import read_tensors, write_tensors
+from gpldla.utils.files import read_tensors, require_finite, write_tensors
 
 MODEL = "model."  # prefix of the names of the model's own tensors
 NOVELTY = "novelty."  # prefix of what "none of these" compares rows with
@@ -99,10 +100,9 @@ def save_classifier(
         tensors[GRAPH] = torch.frombuffer(bytearray(graph), dtype=torch.uint8)
         info[GRAPH] = {SCORE: task.posterior.has_novelty}
     try:
-        info[CHECKSUM] = _checksum(tensors, info)
+        write_tensors(file, tensors, info)
     except TypeError as error:
         raise UserError(f"An option of the model cannot be written to {file} ({error}).") from None
-    write_tensors(file, tensors, info)
 
 
 def load_classifier(file: Path, *, backbone: str | Backbone | None = None) -> FewShotClassifier:
@@ -118,8 +118,9 @@ def load_classifier(file: Path, *, backbone: str | Backbone | None = None) -> Fe
             f"{file} has format {info.get('format')!r}, this version of gpldla reads {FORMAT} and"
             f" {FORMAT_WITH_OWN_PRIOR}; update gpldla."
         )
-    if _checksum(tensors, info) != info.get(CHECKSUM):
-        raise UserError(f"{file} is damaged: its checksum does not match; copy it again, or fit it again.")
+    if CHECKSUM not in info:
+        raise UserError(f"{file} is damaged: it has no checksum; copy it again, or fit it again.")
+    require_finite(file, tensors)
     try:
         return _restore(tensors, info, file, backbone)
     except UserError:
@@ -263,18 +264,6 @@ def _check_sizes(task: AdaptedTask, n_classes: int, model: FewShotModel, file: P
     fits = fits and (task.unlabelled is None or task.unlabelled.shape[1:] == (d,))
     if not fits:
         raise UserError(f"{file} is an incomplete file: its parts differ in size; fit it again.")
-
-
-def _checksum(tensors: Mapping[str, Tensor], info: dict[str, Any]) -> str:
-    """Return a digest of everything in a file except the digest itself."""
-
-    def content(tensor: Tensor) -> memoryview:
-        return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
-
-    parts = [
-        (name, str(tensor.dtype), list(tensor.shape), content(tensor)) for name, tensor in tensors.items()
-    ]
-    return checksum(parts, info)
 
 
 def _savable_classes(classes: list[Any]) -> list[Any]:

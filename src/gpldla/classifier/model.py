@@ -11,14 +11,20 @@ from torch import Tensor, nn
 from gpldla.backbones import Backbone, create_backbone
 from gpldla.backbones.foreign import OF_A_MODULE
 from gpldla.classifier.feature_cache import FeatureCache
-from gpldla.classifier.features import embed, features_of_pixels, prepared_batches, read_pictures
+from gpldla.classifier.features import (
+    embed,
+    features_of_pixels,
+    prepared_batches,
+    read_pictures,
+    require_finite_features,
+)
+from gpldla.classifier.model_files import read_model_files, write_model_files
 from gpldla.classifier.own_prior import own_prior_head
 from gpldla.classifier.shipped import CONFIG, WEIGHTS, model_folder
 from gpldla.classifier.task_temperature import TaskAnswer, TaskTemperature
 from gpldla.data.preprocessing import ImageSettings, Preprocessing
 from gpldla.heads import Head, Posterior, create_head, head_class
 from gpldla.utils.errors import UserError, require_positive
-from gpldla.utils.files import read_json, read_tensors, write_json, write_tensors
 from gpldla.utils.modules import evaluating
 from gpldla.utils.progress import SILENT, Reporter
 from gpldla.utils.registry import UnknownNameError
@@ -218,8 +224,10 @@ class FewShotModel(nn.Module):
         """As `embed`, for at most `count` pictures that are decoded as uint8 [resized, resized, channels]."""
         if self.head.consumes == "features":
             parts = [*features_of_pixels(self.backbone, pixels, count, batch_size=batch_size)]
-            rows = np.concatenate(parts) if parts else np.empty((0, self.backbone.feature_dim), np.float32)
-            return torch.from_numpy(rows).to(self.device)
+            joined = np.concatenate(parts) if parts else np.empty((0, self.backbone.feature_dim), np.float32)
+            rows = torch.from_numpy(joined)
+            require_finite_features(rows, self.backbone)
+            return rows.to(self.device)
         return self._represent_all(prepared_batches(pixels, batch_size, self.preprocessing, self.device))
 
     def _represent_all(
@@ -228,6 +236,7 @@ class FewShotModel(nn.Module):
         parts, model = [], evaluating(self)
         for images in batches:
             parts.append(model.represent(images))
+            require_finite_features(parts[-1], self.backbone)
             advance(len(images))
         return torch.cat(parts) if parts else torch.empty(0, self.backbone.feature_dim, device=self.device)
 
@@ -275,19 +284,14 @@ class FewShotModel(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """Write model.safetensors and config.json."""
-        folder = Path(folder)
-        write_tensors(folder / WEIGHTS, self.state_dict())
-        write_json(folder / CONFIG, self.config())
+        write_model_files(Path(folder), self.state_dict(), self.config())
 
     @classmethod
     def from_pretrained(cls, name_or_folder: str | Path) -> "FewShotModel":
         """Load a folder written by `save`, or a shipped model by its name, ready for evaluation."""
         folder = model_folder(name_or_folder)
-        if not (folder / CONFIG).is_file():
-            raise UserError(f"{folder} is not a model: it has no {CONFIG}; train one with `gpldla train`.")
-        config = read_json(folder / CONFIG)
+        weights, config = read_model_files(folder)
         model = cls.from_config(config, str(folder / CONFIG))
-        weights, _ = read_tensors(folder / WEIGHTS)
         try:
             model.load_weights(weights)
         except RuntimeError:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from gpldla.classifier.checksum import CHECKSUM, FORMAT, FORMAT_WITH_OWN_PRIOR, KIND, checksum
+from gpldla.classifier.file_format import FORMAT, FORMAT_WITH_OWN_PRIOR, KIND
 from gpldla.data.pictures import ImageLike, picture_pixels
 from gpldla.data.preprocessing import Preprocessing
 from gpldla.engines.onnx_engine import INPUT, one_thread_session, wanted_engine
+from gpldla.utils.checksums import CHECKSUM, checksum
 
 GRAPH = "graph"  # name of the tensor with the graph, uint8, and of its facts in the header
 PROBABILITIES, SCORE = "probabilities", "score"  # outputs: float32 [n, C] and, of some heads, [n]

@@ -219,12 +219,21 @@ class AdaptedTask:
         return max(1, VALUES_PER_CHUNK // max(values_per_row, 16 * self.n_classes))
 
     def in_chunks(self, rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Apply a function to rows [q, ...], centred, in chunks."""
+        """Apply a function to rows [q, ...], centred, in chunks; an answer that is NaN is an error."""
         step = self.rows_per_chunk(math.prod(rows.shape[1:]))
         with torch.inference_mode():
             if len(rows) <= step:
-                return function(_centred(rows, self.center))
-            return torch.cat([function(_centred(part, self.center)) for part in torch.split(rows, step)])
+                answers = function(_centred(rows, self.center))
+            else:
+                parts = torch.split(rows, step)
+                answers = torch.cat([function(_centred(part, self.center)) for part in parts])
+        if answers.isnan().any():
+            raise UserError(
+                f"{int(answers.isnan().flatten(1).any(1).sum()) if answers.ndim > 1 else 'Some'} of"
+                f" {len(rows)} answers are NaN: features are too large to compute with, or the classifier is"
+                " damaged; scale the features, or fit it again."
+            )
+        return answers
 
 
 def _centred(rows: Tensor, center: Tensor | None) -> Tensor:

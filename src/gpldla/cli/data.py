@@ -1,4 +1,4 @@
-"""The commands about data sets: `gpldla data list`, `prepare` and `show`."""
+"""The commands about data sets: `gpldla data list`, `prepare`, `check` and `show`."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FAULTS_SHOWN = 5  # per data set in `data list`
 
-data_app = typer.Typer(help="List, pack and show data sets.", no_args_is_help=True)
+data_app = typer.Typer(help="List, pack, check and show data sets.", no_args_is_help=True)
 
 DataName = Annotated[str, typer.Argument(help="A data set, a protocol, or folder:PATH.")]
 
@@ -92,6 +92,35 @@ def _class_count(count: int) -> str:
 def _image_count(image_set: "ImageSet") -> str:
     n, _, height, width = image_set.images.shape
     return f"{n:,} images of {height} × {width} pixels"
+
+
+@data_app.command("check", short_help="Compare packed data sets with their checksums.")
+def check_data(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Data sets, or folder:PATH; default: all that are packed.")
+    ] = None,
+    cache: Cache = None,
+) -> None:
+    """Read all images of the packed stores in the cache folder and compare them with their checksums.
+
+    Other commands do so with the images that they read.
+
+    Example: gpldla data check cub
+    """
+    from gpldla.data.inventory import stores_to_check
+    from gpldla.data.store import check_store
+
+    stores, damaged = stores_to_check(data_access(None, cache).data_paths.cache, names or ()), 0
+    for store in stores:
+        try:
+            image_set = check_store(store)
+        except UserError as error:
+            say(Console(stderr=True), str(error))
+            damaged += 1
+        else:
+            typer.echo(f"{store}: {_image_count(image_set)}, whole")
+    if damaged:
+        raise UserError(f"{damaged} of {len(stores)} packed stores cannot be used; see above what to do.")
 
 
 @data_app.command("show", short_help="Write a contact sheet of a data set.")

@@ -10,7 +10,8 @@ from gpldla.data.paths import DataPaths
 from gpldla.data.protocols import ALL, PLUGINS, PROTOCOLS, Part, Protocol
 from gpldla.data.sets import FOLDER_PREFIX, SETS, BundledSet, DataSet, FolderSet, StoredSet
 from gpldla.data.splits import PARTS
-from gpldla.data.store import MANIFEST, ImageSet, cached_store, open_store, read_manifest, store_folder
+from gpldla.data.store import ImageSet, cached_store, open_store, store_folder
+from gpldla.data.store_manifest import MANIFEST, read_manifest
 from gpldla.utils.errors import UserError, did_you_mean
 from gpldla.utils.plugins import plugin_fault
 from gpldla.utils.progress import SILENT, Reporter

@@ -1,6 +1,7 @@
 """The inventory of data sets: what was found, what is missing, and where to download it."""
 
-from collections.abc import Mapping
+import glob
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from gpldla.data.catalog import (
 )
 from gpldla.data.sets import BundledSet, DataSet, StoredSet
 from gpldla.data.source_files import stamp
-from gpldla.data.store import read_manifest
+from gpldla.data.store_manifest import MANIFEST, read_manifest
 from gpldla.utils.errors import UserError
 
 
@@ -147,3 +148,9 @@ def data_inventory(access: Access) -> dict[str, Any]:
         "sets": {name: status.as_json() for name, status in statuses.items()},
         "protocols": {name: protocol_facts(name, statuses) for name in list_protocols()},
     }
+
+
+def stores_to_check(cache: Path, names: Collection[str]) -> list[Path]:
+    """Return the folders of the packed stores of some data sets, or of all, sorted; none is opened."""
+    patterns = [glob.escape(find_set(name).store_name) + "-*" for name in names] or ["*"]
+    return sorted({file.parent for pattern in patterns for file in cache.glob(f"{pattern}/{MANIFEST}")})

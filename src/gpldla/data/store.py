@@ -3,6 +3,7 @@
 import glob
 import hashlib
 import json
+import math
 import mmap
 import os
 import shutil
@@ -11,16 +12,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gpldla.utils.errors import UserError
-from gpldla.utils.files import write_json
+from gpldla.data.store_checksums import ChunkChecksums, ChunkHasher, images_changed
+from gpldla.data.store_manifest import FORMAT, MANIFEST, read_manifest, write_manifest
+from gpldla.utils.checksums import file_checksum
+from gpldla.utils.errors import UserError, first_line
+from gpldla.utils.files import write_atomically
 
-FORMAT = 2
-IMAGES, MANIFEST = "images.u8", "manifest.json"
+IMAGES, CHECKSUMS = "images.u8", "images.sha256"
 ARRAYS = ("groups", "shapes")  # optional, one file each
 ABANDONED_AFTER = 3600.0  # seconds without a write after which an unfinished store is removed
 
@@ -46,6 +50,7 @@ class ImageSet:
                  and should not be both support and query
     shapes:      int32 [n_images, 2] or None; height and width before an image was made square
     mapping:     the memory map of `images`, where there is one
+    checksums:   those of `images`, which `read` verifies, where there are some
     """
 
     name: str
@@ -55,6 +60,7 @@ class ImageSet:
     groups: np.ndarray | None = None
     shapes: np.ndarray | None = None
     mapping: mmap.mmap | None = field(default=None, repr=False, compare=False)
+    checksums: ChunkChecksums | None = field(default=None, repr=False, compare=False)
     _read: list[int] = field(default_factory=lambda: [0], init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -80,12 +86,20 @@ class ImageSet:
     def read(self, indices: np.ndarray) -> np.ndarray:
         """Return copies of some images, uint8 [len(indices), channels, height, width].
 
-        Pages of the mapping are released after every RELEASE_EVERY bytes, so that memory use does not grow
-        with the store; the system keeps them in its page cache while it has room.
+        What is read for the first time is compared with its checksum. Pages of the mapping are released
+        after every RELEASE_EVERY bytes, so that memory use does not grow with the store; the system keeps
+        them in its page cache while it has room.
         """
         copies = np.take(self.images, indices, axis=0)
+        verified = 0
+        if self.checksums is not None and copies.size:
+            size = copies[0].nbytes
+            first = (
+                np.asarray(indices, np.int64) % len(self.images) * size
+            )  # counted from the end if negative
+            verified = self.checksums.verify(first, first + size - 1)
         if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
-            self._read[0] += copies.nbytes
+            self._read[0] += copies.nbytes + verified
             if self._read[0] >= RELEASE_EVERY:
                 self._read[0] = 0
                 self.mapping.madvise(mmap.MADV_DONTNEED)
@@ -98,14 +112,15 @@ class StoreWriter:
     def __init__(self, unfinished: Path, image_shape: tuple[int, int, int]) -> None:
         self._folder, self._image_shape = unfinished, image_shape
         self._file = (unfinished / IMAGES).open("wb")
-        self._hash = hashlib.sha256()
+        self._hash, self._chunks = hashlib.sha256(), ChunkHasher()
         self._count = 0
 
     def add(self, images: np.ndarray) -> None:
         """Append images, uint8 [n, channels, height, width]."""
-        content = np.ascontiguousarray(images).data
+        content = np.ascontiguousarray(images).reshape(-1).data
         self._file.write(content)
         self._hash.update(content)
+        self._chunks.update(content)
         self._count += len(images)
 
     def finish(
@@ -120,20 +135,25 @@ class StoreWriter:
         self._file.flush()
         os.fsync(self._file.fileno())  # a power cut must not leave a store that only looks complete
         self.close()
+        digests = self._chunks.digests()
+        write_atomically(self._folder / CHECKSUMS, digests)
+        sha256 = {IMAGES: self._hash.hexdigest(), CHECKSUMS: hashlib.sha256(digests).hexdigest()}
         for array_name, array in arrays.items():
             if array is not None:
-                np.save(self._folder / f"{array_name}.npy", array)
-        manifest = {
-            "format": FORMAT,
+                file = self._folder / f"{array_name}.npy"
+                np.save(file, array)
+                sha256[file.name] = file_checksum(file)
+        facts = {
             "name": name,
             "source": source,
             "shape": [self._count, *self._image_shape],
-            "sha256": self._hash.hexdigest(),
+            "sha256": sha256[IMAGES],
+            "files": sha256,
             "classes": [
                 {"name": class_name, "images": int(count)} for class_name, count in zip(class_names, counts)
             ],
         }
-        write_json(self._folder / MANIFEST, manifest, indent=1)
+        write_manifest(self._folder, facts)
 
     def close(self) -> None:
         """Close the file of images."""
@@ -186,22 +206,23 @@ def write_store(folder: Path, image_set: ImageSet, source: dict[str, Any]) -> No
 
 
 def open_store(folder: Path) -> ImageSet:
-    """Open a store; the images stay on disk until they are read."""
+    """Open a store; the images stay on disk until they are read, and are compared with checksums then."""
     try:
         manifest = read_manifest(folder)
+        sha256 = manifest.get("files", {})  # of earlier versions there is none
         mapping, images = _map_images(folder / IMAGES, tuple(manifest["shape"]))
-        arrays = {
-            name: np.load(folder / f"{name}.npy", allow_pickle=False) if path.exists() else None
-            for name in ARRAYS
-            for path in [folder / f"{name}.npy"]
-        }
+        checksums = None
+        if CHECKSUMS in sha256:
+            digests = _checked_bytes(folder / CHECKSUMS, sha256)
+            checksums = ChunkChecksums(folder, images.reshape(-1), digests)
         return ImageSet(
             name=manifest["name"],
             images=images,
             class_names=tuple(c["name"] for c in manifest["classes"]),
             counts=np.array([c["images"] for c in manifest["classes"]], dtype=np.int64),
             mapping=mapping,
-            **arrays,
+            checksums=checksums,
+            **{name: _read_array(folder / f"{name}.npy", sha256) for name in ARRAYS},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
         raise UserError(
@@ -209,18 +230,42 @@ def open_store(folder: Path) -> ImageSet:
         ) from error
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a store; raises OSError or ValueError where it cannot be read."""
-    manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
-    if not isinstance(manifest, dict):
-        raise ValueError("the manifest is not a table")
-    if manifest.get("format") != FORMAT:
-        raise ValueError(f"format {manifest.get('format')}, not {FORMAT}")
-    return manifest
+def check_store(folder: Path) -> ImageSet:
+    """Open a store and compare all of its images with their checksum; raise a sentence if they differ."""
+    opened = open_store(folder)
+    if opened.checksums is not None:
+        step = max(1, (1 << 26) // max(1, math.prod(opened.images.shape[1:])))
+        for first in range(0, len(opened.images), step):
+            opened.read(np.arange(first, min(first + step, len(opened.images))))
+    elif file_checksum(folder / IMAGES) != read_manifest(folder).get("sha256"):
+        raise images_changed(folder)
+    return opened
+
+
+def _checked_bytes(file: Path, sha256: dict[str, str]) -> bytes:
+    """Return the content of a file; raises ValueError if it is not the one that was written."""
+    content = file.read_bytes()
+    if file.name in sha256 and hashlib.sha256(content).hexdigest() != sha256[file.name]:
+        raise ValueError(f"the checksum of {file.name} does not match")
+    return content
+
+
+def _read_array(file: Path, sha256: dict[str, str]) -> np.ndarray | None:
+    """Return a .npy file of whole numbers, or None where there is none."""
+    if not file.exists() and file.name not in sha256:
+        return None
+    content = _checked_bytes(file, sha256)
+    try:
+        array = np.load(BytesIO(content), allow_pickle=False)
+    except Exception as error:  # NumPy evaluates the header, which raises exceptions of all kinds
+        raise ValueError(f"{file.name} is no array ({first_line(error)})") from None
+    if not (isinstance(array, np.ndarray) and np.issubdtype(array.dtype, np.integer)):
+        raise ValueError(f"{file.name} is no array of whole numbers")
+    return array
 
 
 def _map_images(path: Path, shape: tuple[int, ...]) -> tuple[mmap.mmap | None, np.ndarray]:
-    size, wanted = path.stat().st_size, int(np.prod(shape, dtype=np.int64))
+    size, wanted = path.stat().st_size, math.prod(shape)
     if size != wanted:
         raise ValueError(f"{path.name} has {size} bytes, not {wanted}")
     if size == 0:  # an empty file cannot be mapped

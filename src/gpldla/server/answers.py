@@ -11,6 +11,7 @@ from gpldla.classifier.abstention import MAX_ERROR, PREVALENCE
 from gpldla.classifier.answer import Answer, answer
 from gpldla.classifier.few_shot import FewShotClassifier
 from gpldla.server.problems import Problem
+from gpldla.utils.errors import UserError
 
 NEAREST = 5
 
@@ -44,11 +45,12 @@ class Explainer:
         """Return the answers for items with these features [n, ...]."""
         classifier = self._classifier
         represented = torch.from_numpy(rows).to(classifier.model.device)
-        proba = classifier.probabilities(represented)
-        if not np.isfinite(proba).all():
+        try:
+            proba = classifier.probabilities(represented)
+        except UserError:
             raise Problem(
                 409, "The features of the examples are too large to compute with; make the task anew."
-            )
+            ) from None
         none = classifier.novelty_of(represented, PREVALENCE) if classifier.has_novelty else None
         answers = answer(proba, none, names, self._classes, MAX_ERROR)
         return [

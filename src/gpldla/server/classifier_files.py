@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from gpldla.classifier.checksum import KIND
 from gpldla.classifier.few_shot import FewShotClassifier
+from gpldla.classifier.file_format import KIND
 from gpldla.server.classifiers import Taught
 from gpldla.server.networks import Network
 from gpldla.server.pictures import plain_name

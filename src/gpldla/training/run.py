@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,12 +26,12 @@ from gpldla.training.episode_stage import EpisodeStage, episode_sampler
 from gpldla.training.feature_wise import transform_features
 from gpldla.training.metrics import MetricsRecorder
 from gpldla.training.process_group import make_fabric, report_errors_once, report_lost_processes
-from gpldla.training.recipe import HeadSettings, Recipe, flatten, stored_settings
+from gpldla.training.recipe import Recipe
+from gpldla.training.run_folder import RunFolder
 from gpldla.training.stage import Acceleration, RunningMeans, Stage, StageContext
 from gpldla.training.validation import Validation
 from gpldla.utils.devices import torch_device
 from gpldla.utils.errors import UserError
-from gpldla.utils.files import check_writable, exclusive_lock, remove_partial_file
 from gpldla.utils.process import stop_signals
 from gpldla.utils.progress import CountProgress, Reporter, say
 
@@ -72,36 +72,24 @@ def train(
     """
     folder = Path(folder)
     console = console or Console(stderr=True)
-    started = TrainingState.read(folder) if (folder / checkpoint.FILE).exists() else None
-    if started is not None:
-        _check_same_recipe(started.values["recipe"], recipe, folder)
-    elif (folder / "config.json").exists():
-        raise UserError(f"{folder} already holds a model; choose another folder.")
-    check_writable(folder)
+    found = RunFolder(folder, recipe)
     fabric = make_fabric(torch_device(accelerator), devices, nodes, recipe.precision)
     with report_lost_processes(fabric):
         fabric.launch()
         is_first = fabric.global_rank == 0
         with report_errors_once(fabric):
             protocol = protocol or _load(recipe, data_paths or DataPaths(), fabric, console)
-            run = _Run(
-                recipe, folder, protocol, fabric, acceleration or Acceleration(), resumed=started is not None
-            )
-        if started is not None:
-            try:
-                run.restore(started)
-            except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-                raise UserError(
-                    f"{folder / checkpoint.FILE} is not a complete state of this training ({error});"
-                    " delete it to start again, or choose another folder."
-                ) from None
-            if is_first and show_progress and not run.is_done:
-                say(console, f"Going on in {folder} after {run.stage.done} {run.stage.unit}.")
-        elif fabric.world_size > 1:
-            run.save()  # one of many processes is lost more easily: a state to continue from
-        with exclusive_lock(folder, "training") if fabric.world_size == 1 else nullcontext():
-            if is_first:
-                remove_partial_file(folder / checkpoint.FILE)
+            how = acceleration or Acceleration()
+            run = _Run(recipe, folder, protocol, fabric, how, resumed=found.state is not None)
+        with ExitStack() as held:
+            with report_errors_once(fabric):
+                held.enter_context(found.locked(run.processes))
+            if found.state is not None:
+                _restore(run, found.state)
+                if is_first and show_progress and not run.is_done:
+                    say(console, f"Going on in {folder} after {run.stage.done} {run.stage.unit}.")
+            elif fabric.world_size > 1:
+                run.save()  # one of many processes is lost more easily: a state to continue from
             finished = run.go(console, show_progress and is_first)
         return TrainingResult(run.kept_model(), run.episodes, finished, is_first)
 
@@ -121,20 +109,14 @@ def _load(recipe: Recipe, data_paths: DataPaths, fabric: Fabric, console: Consol
     raise fault
 
 
-def _check_same_recipe(before: dict[str, Any], recipe: Recipe, folder: Path) -> None:
-    now = flatten(recipe.as_dict())
-    defaults = flatten(Recipe(head=HeadSettings(recipe.head.name)).as_dict())
-    before = defaults | stored_settings(before)  # a setting that did not exist then had its default
-    changed = [
-        f"{key} ({before.get(key)!r}, now {now.get(key)!r})"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
-    if changed:
+def _restore(run: "_Run", state: TrainingState) -> None:
+    try:
+        run.restore(state)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(
-            f"{folder} holds a run with other settings: {', '.join(changed)};"
-            " go on with those settings or choose another folder."
-        )
+            f"{run.folder / checkpoint.FILE} is not a complete state of this training ({error});"
+            " delete it to start again, or choose another folder."
+        ) from None
 
 
 def _fresh_model(recipe: Recipe) -> FewShotModel:

@@ -10,8 +10,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise_tensors
-from torch import Tensor
+from torch import Tensor, uint8
 
+from gpldla.utils.checksums import CHECKSUM, checksum
 from gpldla.utils.errors import UserError
 
 try:
@@ -69,29 +70,30 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes whenever `write_atomically` writes a file; None where there is none."""
+    if not path.exists():
+        return None
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 class ReplacedFile:
     """A file that is read, changed and written back: refused if somebody else has written it meanwhile."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._before = path, self._state(path)
+        self._path, self._before = path, file_stamp(path)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Hold a lock while the file is written; raise a sentence if it is not the one that was read."""
         with exclusive_lock(self._path.absolute().parent, "change", wait=True):
-            if self._state(self._path) != self._before:
+            if file_stamp(self._path) != self._before:
                 raise UserError(
                     f"{self._path} was changed by another program meanwhile; nothing was written: run the"
                     " command again."
                 )
             yield
-
-    @staticmethod
-    def _state(path: Path) -> tuple[int, int, int] | None:
-        if not path.exists():
-            return None
-        found = path.stat()
-        return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def remove_partial_file(path: Path) -> None:
@@ -142,20 +144,54 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} is not readable JSON ({error}).") from None
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], info: Mapping[str, Any] | None = None) -> None:
-    """Write tensors, and `info` as JSON in the header, to one safetensors file."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], info: Mapping[str, Any] | None = None) -> str:
+    """Write tensors, and `info` as JSON in the header, to one safetensors file; return its checksum.
+
+    The header holds the checksum, too, which `read_tensors` verifies.
+    """
     # Copies, as safetensors refuses tensors that share memory.
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, serialise_tensors(copies, {"info": json.dumps(info or {})}))
+    digest = tensors_checksum(copies, dict(info or {}))
+    facts = json.dumps({**(info or {}), CHECKSUM: digest})
+    write_atomically(path, serialise_tensors(copies, {"info": facts}))
+    return digest
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors and `info` of a file by `write_tensors`."""
+    """Read the tensors and `info` of a file by `write_tensors`; refuse one that has changed since.
+
+    Files of other programs, and of versions that wrote no checksum, are read as they are.
+    """
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            return tensors, json.loads((file.metadata() or {}).get("info", "{}"))
+            info = json.loads((file.metadata() or {}).get("info", "{}"))
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a readable safetensors file ({error}).") from None
+    if isinstance(info, dict) and CHECKSUM in info and tensors_checksum(tensors, info) != info[CHECKSUM]:
+        raise UserError(f"{path} is damaged: its checksum does not match; copy it again, or make it again.")
+    return tensors, info
+
+
+def require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raise a sentence if a tensor that was read from `path` holds numbers that are infinite or NaN."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise UserError(
+                f"{path} is damaged: its tensor {name} holds numbers that are infinite or NaN;"
+                " copy it again, or make it again."
+            )
+
+
+def tensors_checksum(tensors: Mapping[str, Tensor], info: dict[str, Any]) -> str:
+    """Return a digest of everything in a file except the digest itself."""
+
+    def content(tensor: Tensor) -> memoryview:
+        return tensor.flatten().view(uint8).numpy().data
+
+    parts = [
+        (name, str(tensor.dtype), list(tensor.shape), content(tensor)) for name, tensor in tensors.items()
+    ]
+    return checksum(parts, info)

@@ -1,6 +1,7 @@
 """EMNIST ByClass: handwritten digits and letters, 62 classes; here its official test split."""
 
 import gzip
+import math
 import struct
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -117,7 +118,7 @@ def _read_idx(file: SourceFile, dimensions: int) -> np.ndarray:
             f"{file} does not begin as an IDX file with {dimensions} dimensions of bytes does; get it anew."
         )
     sizes = struct.unpack(f">{dimensions}I", content[4:header])
-    if len(content) - header != np.prod(sizes, dtype=np.int64):
+    if len(content) - header != math.prod(sizes):
         raise UserError(
             f"{file} announces {' × '.join(map(str, sizes))} values and has {len(content) - header};"
             " get it anew."
