@@ -292,7 +292,7 @@ class TestRefused:
         [
             (["--engine", "spark"], "There is no engine 'spark'; use local or ray."),
             (["--workers", 2], "--workers is for --engine ray."),
-            (["--csv"], "--output and --engine ray write Parquet; leave out --json"),
+            (["--csv"], "--output and --engine ray write files; leave out --json"),
             (["--column", "a"], "--column names a column of Parquet files"),
         ],
         ids=lambda value: str(value[0]) if isinstance(value, list) else "",
@@ -691,7 +691,9 @@ class TestRay:
 
     def test_no_pyarrow(self, rejected, made, monkeypatch):
         monkeypatch.setitem(sys.modules, "pyarrow", None)
-        assert rejected(made / "new") == "gpldla: --output needs PyArrow: pip install 'gpldla[scale]'."
+        assert rejected(made / "new") == (
+            "gpldla: A folder of answers needs PyArrow: pip install 'gpldla[tables]'."
+        )
 
     def test_not_installed(self, refused, birds, made, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "ray", None)

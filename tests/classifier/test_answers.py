@@ -1,4 +1,3 @@
-import csv
 import math
 import os
 from pathlib import Path
@@ -25,8 +24,6 @@ from gpldla.data.user_files import (
     ignored_files,
     pictures_below,
     read_class_folders,
-    read_lines,
-    read_table,
     readable_pictures,
 )
 from gpldla.utils.errors import UserError
@@ -131,120 +128,6 @@ def test_readable_pictures_are_told_from_damaged_ones(tmp_path):
     assert good == [0, 2]
     assert [str(files[place]) in sentence for place, sentence in zip((1, 3), bad)] == [True, True]
     assert len(bad) == 2
-
-
-@pytest.fixture
-def table(tmp_path):
-    """Write a table; return its file."""
-
-    def write(content):
-        file = tmp_path / "texts.csv"
-        if isinstance(content, str):
-            content = content.encode()
-        file.write_bytes(content)
-        return file
-
-    return write
-
-
-def sentence_about(file, columns=("text", "label")):
-    """Read a table that must be refused in one sentence, which names the file; return the rest of it."""
-    with pytest.raises(UserError) as error:
-        read_table(file, list(columns))
-    text = one_sentence(error)
-    assert text.startswith(str(file))
-    return text.removeprefix(str(file))
-
-
-class TestTables:
-    def test_give_the_columns_asked_for(self, table):
-        file = table("id,label,text\n1,a,first\n2,b,second\n")
-        assert read_table(file, ["text", "label"]) == [["first", "second"], ["a", "b"]]
-        assert read_table(file, ["label"]) == [["a", "b"]]
-
-    @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-    def test_quotes_commas_and_lines_in_cells(self, table, newline):
-        rows = ["text,label", '"one, two",a', '"a ""word""",b', f'"line 1{newline}line 2","c"']
-        file = table(newline.join(rows))
-        texts, labels = read_table(file, ["text", "label"])
-        assert texts == ["one, two", 'a "word"', f"line 1{newline}line 2"]
-        assert labels == ["a", "b", "c"]
-
-    def test_a_byte_order_mark_belongs_to_no_column(self, table):
-        file = table("\ufefftext,label\nqué,a\nΩ ქ,b\n".encode())
-        assert read_table(file, ["text", "label"]) == [["qué", "Ω ქ"], ["a", "b"]]
-
-    def test_space_around_cells_and_empty_lines_are_dropped(self, table):
-        file = table("text,label\n\n  one  ,a\n\n\ntwo, b \n\n")
-        assert read_table(file, ["text", "label"]) == [["one", "two"], ["a", "b"]]
-
-    def test_other_columns_and_cells_beyond_the_header_may_be_empty(self, table):
-        assert read_table(table("text,note,label\none,,a\n"), ["text", "label"]) == [["one"], ["a"]]
-        assert read_table(table("text,label\none,a,,\n"), ["text", "label"]) == [["one"], ["a"]]
-
-    @pytest.mark.parametrize(
-        ("content", "line", "column"),
-        [
-            ("text,label\none,a\n,b\n", 3, "text"),
-            ("text,label\none,a\ntwo,\n", 3, "label"),
-            ("text,label\none,a\ntwo,   \n", 3, "label"),
-            ("text,label\none\n", 2, "label"),
-            ('text,label\n"two\nlines",a\n"",b\n', 4, "text"),
-            ("text,label\n\n\none,a\n,b\n", 5, "text"),
-        ],
-        ids=["text", "label", "blank", "too few cells", "after a cell of two lines", "after empty lines"],
-    )
-    def test_an_empty_cell_is_named_by_line_and_column(self, table, content, line, column):
-        said = sentence_about(table(content))
-        assert said == f", line {line}: the column {column!r} is empty; fill it in or remove the line."
-
-    @pytest.mark.parametrize("row", ["hello, dear,greeting", "one,a,b"])
-    def test_too_many_cells_are_named_by_line(self, table, row):
-        assert ", line 3" in sentence_about(table(f"text,label\none,a\n{row}\n"))
-
-    def test_a_missing_column_suggests_the_nearest(self, table):
-        file = table("text,labels,note\none,a,x\n")
-        assert sentence_about(file) == " has no column 'label'; did you mean 'labels'?"
-        assert sentence_about(file, ["Text"]) == " has no column 'Text'; did you mean 'text'?"
-        assert sentence_about(file, ["question"]) == (
-            " has no column 'question'; known are labels, note, text."
-        )
-
-    def test_no_rows_below_the_header_are_refused(self, table):
-        for content in ("text,label", "text,label\n", "text,label\n\n\n"):
-            assert sentence_about(table(content)) == " holds no rows below its header."
-
-    def test_an_empty_file_is_refused(self, table):
-        for content in (b"", b"\n\n", b"\xef\xbb\xbf"):
-            sentence_about(table(content))
-
-    def test_an_empty_file_is_called_empty(self, table):
-        assert "known are" not in sentence_about(table(b""))
-
-    @pytest.mark.parametrize(
-        "content",
-        [
-            b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR",
-            b"\x1f\x8b\x08\x00" + bytes(range(256)),
-            bytes(100),
-            b"PK\x03\x04zip",
-            b"{}",
-        ],
-        ids=["picture", "compressed", "zeros", "archive", "braces"],
-    )
-    def test_what_is_no_table_is_refused(self, table, content):
-        sentence_about(table(content))
-
-    def test_an_open_quote_and_a_cell_without_end_are_refused(self, table):
-        assert "cannot be read as a CSV" in sentence_about(table('text,label\n"one,a\ntwo,b\n'))
-        assert "cannot be read as a CSV" in sentence_about(table('text,label\n"one"x,a\n'))
-        huge = "x" * (csv.field_size_limit() + 1)
-        assert "cannot be read as a CSV" in sentence_about(table(f"text,label\n{huge},a\n"))
-
-    def test_a_missing_file_and_a_folder_are_named(self, tmp_path):
-        with pytest.raises(UserError, match=f"There is no file {tmp_path / 'none.csv'}."):
-            read_table(tmp_path / "none.csv", ["text"])
-        assert "cannot be read" in sentence_about(tmp_path)
 
 
 def summary_of(proba, numbers, classes=("a", "b", "c"), expected=None):
@@ -473,18 +356,6 @@ class TestFilesBelow:
         (album / "birds" / "2.PSD").touch()
         (album / "birds" / "notes.txt").touch()
         assert ignored_files(album).startswith("Ignored 1 files whose format is not read, such as ")
-
-
-def test_two_columns_of_one_name(tmp_path):
-    (tmp_path / "t.csv").write_text("text,label,label\na,b,c\n")
-    assert read_table(tmp_path / "t.csv", ["text"]) == [["a"]]
-    with pytest.raises(UserError, match="has two columns 'label'; rename one"):
-        read_table(tmp_path / "t.csv", ["text", "label"])
-
-
-def test_lines_end_with_line_breaks_alone(tmp_path):
-    (tmp_path / "t.txt").write_bytes("\ufeffone\r\ntwo\u2028still two\n\n".encode())
-    assert [line.strip() for line in read_lines(tmp_path / "t.txt")] == ["one", "two\u2028still two"]
 
 
 def test_what_is_no_number_is_an_error():

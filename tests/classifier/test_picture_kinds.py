@@ -30,7 +30,7 @@ def photograph(tmp_path):
     upright[:20, :30] = 255
     exif = Image.Exif()
     exif[0x0112] = SIDEWAYS
-    file = tmp_path / "phone.png"
+    file = tmp_path / "a phone, in 100 % ünicode.png"
     Image.fromarray(np.rot90(upright)).save(file, exif=exif)
     return file, upright
 
@@ -42,6 +42,7 @@ def kinds(file: Path):
     return {
         "path": file,
         "string": str(file),
+        "file URL": file.as_uri(),
         "bytes": content,
         "file object": io.BytesIO(content),
         "file object at its end": read_before,
@@ -73,9 +74,9 @@ def test_a_classifier_takes_them_together(photograph):
     file, _ = photograph
     other = np.random.default_rng(0).integers(0, 256, (40, 60), dtype=np.uint8)
     model = FewShotModel("pixels", "gpldla-auto")
-    classifier = model.adapt([*kinds(file).values(), other], ["a"] * 6 + ["b"])
-    assert classifier.names == (str(file), str(file), "", "", "", "", "")
-    assert classifier.predict(list(kinds(file).values())).tolist() == ["a"] * 6
+    classifier = model.adapt([*kinds(file).values(), other], ["a"] * 7 + ["b"])
+    assert classifier.names == (str(file), str(file), str(file), "", "", "", "", "")
+    assert classifier.predict(list(kinds(file).values())).tolist() == ["a"] * 7
 
 
 @pytest.mark.parametrize(
@@ -83,9 +84,10 @@ def test_a_classifier_takes_them_together(photograph):
     [
         (b"no picture", r"pictures\[0\] cannot be read as an image"),
         (io.BytesIO(b""), r"pictures\[0\] cannot be read as an image"),
+        ("https://example.org/1.jpg", "https://example.org/1.jpg is not downloaded; save the picture"),
         (io.StringIO("text"), "must be opened for bytes, not str"),
     ],
-    ids=["bytes", "empty file object", "text file object"],
+    ids=["bytes", "empty file object", "URL", "text file object"],
 )
 def test_what_holds_no_picture_is_named(network, item, message):
     with pytest.raises(UserError, match=message):

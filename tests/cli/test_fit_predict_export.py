@@ -347,7 +347,8 @@ class TestFitRefuses:
     def test_a_missing_label(self, fails, table, tmp_path):
         said = fails(*table("text,label\none,a\ntwo,\n"), model="letters")
         assert said == (
-            f"{tmp_path / 'texts.csv'}, line 3: the column 'label' is empty; fill it in or remove the line."
+            f"{tmp_path / 'texts.csv'}, line 3: the column 'label' is empty; fill it in, remove the row, or"
+            " add --skip-bad."
         )
 
     @pytest.mark.parametrize(
@@ -355,14 +356,31 @@ class TestFitRefuses:
         [
             (["--text", "texts", "--label", "label"], "has no column 'texts'; did you mean 'text'?"),
             (["--text", "text", "--label", "labl"], "has no column 'labl'; did you mean 'label'?"),
-            (["--text", "text"], "A table needs both --text (or --picture) COLUMN and --label COLUMN."),
-            (["--label", "label"], "A table needs both --text (or --picture) COLUMN and --label COLUMN."),
-            ([], "is a file; name its columns with --text (or --picture) and --label, or give a folder."),
+            (["--text", "text", "--picture", "text"], "Choose one of --text and --picture."),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
     def test_columns_that_are_missing(self, fails, made, columns, said):
         assert fails(made / "texts.csv", *columns, model="letters").endswith(said)
+
+    @pytest.mark.parametrize(
+        ("header", "columns", "said"),
+        [
+            ("question,topic", [], "with --text or --picture; its columns are question, topic."),
+            ("question,topic", ["--text", "question"], "with --label; its columns are question, topic."),
+            ("text,topic", [], "with --label; its columns are text, topic."),
+        ],
+    )
+    def test_columns_that_are_not_named(self, fails, tmp_path, header, columns, said):
+        (tmp_path / "texts.csv").write_text(f"{header}\none,a\n")
+        line = fails(tmp_path / "texts.csv", *columns, model="letters")
+        assert line == f"Name a column of {tmp_path / 'texts.csv'} {said}"
+
+    def test_a_file_that_is_no_table(self, fails, photos):
+        picture = next((photos / "dog").iterdir())
+        assert fails(picture) == (
+            f"{picture} is a file; give a folder of class folders, or a table such as .csv."
+        )
 
     @pytest.mark.parametrize("content", ["", "text,label\n", "\0\0\0"], ids=repr)
     def test_a_table_without_rows(self, fails, table, content):
@@ -370,7 +388,7 @@ class TestFitRefuses:
 
     def test_a_folder_in_place_of_a_table(self, fails, photos):
         line = fails(photos, "--text", "text", "--label", "label", model="letters")
-        assert line.startswith(f"{photos} cannot be read as a table")
+        assert line == f"{photos} is a folder; leave out --text, --picture and --label."
 
     @pytest.mark.parametrize(
         ("name", "said"),
@@ -642,8 +660,11 @@ class TestPredictRefuses:
         assert err.splitlines()[-1] == "gpldla: None of the pictures can be read."
 
     def test_tables_without_the_name_of_a_column(self, refused, topics, made, tmp_path):
+        table = tmp_path / "questions.csv"
+        table.write_text("id,question\n1,six\n")
+        said = f"Name a column of {table} with --text; its columns are id, question."
+        assert said in refused("predict", topics, table)
         table = made / "texts.csv"
-        assert "name the column of the texts with --text" in refused("predict", topics, table)
         assert "did you mean 'text'?" in refused("predict", topics, table, "--text", "txt")
         missing = tmp_path / "none.csv"
         assert f"There is no file {missing}" in refused("predict", topics, missing, "--text", "text")
@@ -654,9 +675,10 @@ class TestPredictRefuses:
     def test_a_column_of_texts_for_a_classifier_of_pictures(self, refused, birds, new_pictures):
         assert "leave out --text" in refused("predict", birds, new_pictures[0], "--text", "text")
 
-    def test_lines_that_are_not_in_utf_8(self, refused, topics, tmp_path):
+    def test_lines_that_are_not_in_the_encoding_that_is_named(self, refused, topics, tmp_path):
         (tmp_path / "lines.txt").write_bytes("café\n".encode("latin-1"))
-        assert str(tmp_path / "lines.txt") in refused("predict", topics, tmp_path / "lines.txt")
+        said = refused("predict", topics, tmp_path / "lines.txt", "--encoding", "utf-8")
+        assert f"{tmp_path / 'lines.txt'} cannot be read in the encoding utf-8" in said
 
     def test_a_file_without_lines(self, refused, topics, tmp_path):
         (tmp_path / "lines.txt").write_text("\n \n")

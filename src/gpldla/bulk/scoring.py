@@ -43,12 +43,13 @@ def score_in_bulk(
     console: "Console",
     engine: Engine | None = None,
     column: str | None = None,
+    reading: tuple[str | None, str | None] = (None, None),
     chunk_size: int | None = None,
     device: str = "auto",
 ) -> bool:
-    """Write the answers for pictures, Parquet rows or a data set to the folder `output`, or resume that.
+    """Write the answers for pictures, rows of tables or a data set to the folder `output`, or resume that.
 
-    engine: default: this process
+    engine: default: this process; reading: encoding and delimiter of CSV files, None: found out
     Return whether everything is written; False after Ctrl-C.
     """
     _check_output(output, items)
@@ -62,6 +63,7 @@ def score_in_bulk(
         size=getattr(model.preprocessing, "size", 0),
         access=access,
         reserved=OUR_COLUMNS,
+        reading=reading,
     )
     chunk_size = chunk_size or CHUNK_SIZES[source.kind]
     survey = source.survey(chunk_size)

@@ -1,7 +1,7 @@
 """The answers for new items, from probabilities. Nothing here needs torch."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ class Answer:
     """The answer for one item; `unsure` if its expected error exceeds the maximum that was asked for.
 
     The expected error counts both a wrong class and an item of no known class.
+    columns: what the table that the item comes from says about it, such as its id
     """
 
     item: str
@@ -26,10 +27,14 @@ class Answer:
     none_of_these: float | None
     unsure: bool
     probabilities: dict[Any, float]
+    columns: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as JSON."""
-        return vars(self) | {"probabilities": {str(k): v for k, v in self.probabilities.items()}}
+        """Return everything as JSON; `columns` only if there are any."""
+        facts = vars(self) | {"probabilities": {str(k): v for k, v in self.probabilities.items()}}
+        if not self.columns:
+            del facts["columns"]
+        return facts
 
 
 def json_class_names(classes: np.ndarray) -> list[str]:
@@ -53,15 +58,23 @@ def answer(
     items: Sequence[Any],
     classes: Sequence[Any],
     max_error: float,
+    columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[Answer]:
-    """Return the answers for items with these probabilities [n, C] and [n]."""
+    """Return the answers for items with these probabilities [n, C] and [n].
+
+    columns: further values of each item, which are passed on
+    """
     unsure = is_unsure(proba, none_of_these, max_error).tolist()
     answers = []
     for row, item in enumerate(items):
         top = int(proba[row].argmax())
         none = None if none_of_these is None else float(none_of_these[row])
         probabilities = {name: float(p) for name, p in zip(classes, proba[row])}
+        probability, others = (
+            float(proba[row, top]),
+            {n: values[row] for n, values in (columns or {}).items()},
+        )
         answers.append(
-            Answer(printable(item), classes[top], float(proba[row, top]), none, unsure[row], probabilities)
+            Answer(printable(item), classes[top], probability, none, unsure[row], probabilities, others)
         )
     return answers

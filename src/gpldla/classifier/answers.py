@@ -82,12 +82,17 @@ def summarise(classifier: FewShotClassifier, items: Sequence[Any]) -> FitSummary
     return FitSummary(
         {name: int((labels == index).sum()) for index, name in enumerate(classes)},
         float(100 * (1 - wrong.mean())) if len(tested) else None,
-        float(-np.log(own.clip(1e-30, 1)).mean()) + 0.0 if len(tested) else None,  # no −0
+        _mean_nll(own) if len(tested) else None,
         len(tested),
         [(a, b, count) for (a, b), count in pairs.most_common(CONFUSIONS_SHOWN)],
         suspects[:SUSPECTS_SHOWN],
         classifier.expected_accuracy(),
     )
+
+
+def _mean_nll(own: np.ndarray) -> float:
+    """Return the mean NLL of the true classes' probabilities [n]."""
+    return float(-np.log(own.clip(1e-30, 1)).mean()) + 0.0  # no −0
 
 
 @dataclass(frozen=True)
@@ -126,4 +131,4 @@ def measure_on(classifier: FewShotClassifier, represented: Tensor, labels: Seque
     truth = np.array([index_of[labels[i]] for i in known])
     own = proba[np.arange(len(known)), truth]
     right = float(100 * (proba.argmax(1) == truth).mean())
-    return Measurement(len(known), right, float(-np.log(own.clip(1e-30, 1)).mean()), len(labels) - len(known))
+    return Measurement(len(known), right, _mean_nll(own), len(labels) - len(known))

@@ -16,7 +16,7 @@ from gpldla.backbones import Backbone
 from gpldla.backbones.base import TokenBackbone, padded
 from gpldla.classifier.feature_cache import FeatureCache, item_key
 from gpldla.data.augment.transforms import evaluation_images
-from gpldla.data.pictures import picture_pixels
+from gpldla.data.pictures import local_file, picture_pixels
 from gpldla.data.preprocessing import Preprocessing, Reads
 from gpldla.engines.choice import engine_for
 from gpldla.utils.errors import UserError
@@ -226,7 +226,7 @@ def list_items(items: Any, reads: Reads) -> list[Any]:
     listed = list(items)
     if reads == "texts":
         return [_text(text, index) for index, text in enumerate(listed)]
-    return [_read_whole(item) if hasattr(item, "read") else item for item in listed]
+    return [_read_whole(item) if hasattr(item, "read") else local_file(item) for item in listed]
 
 
 def _read_whole(file: Any) -> bytes:

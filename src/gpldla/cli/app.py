@@ -7,6 +7,7 @@ import typer
 
 from gpldla import __version__
 from gpldla.cli.bench import bench_app
+from gpldla.cli.cache import cache_app
 from gpldla.cli.correct import add, relabel, remove
 from gpldla.cli.data import data_app
 from gpldla.cli.demo import demo
@@ -46,6 +47,7 @@ for name, command, short_help in (
 ):
     app.command(name, short_help=short_help)(command)
 app.add_typer(data_app, name="data")
+app.add_typer(cache_app, name="cache", short_help="Show the size of the cache, and clear it.")
 app.add_typer(bench_app, name="bench", short_help="Measure speed.")
 
 # Wrong usage, such as an unknown option: click's ClickException, which newer versions of typer keep inside.

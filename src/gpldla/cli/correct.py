@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpldla.cli.items import feature_cache, readable_indices, report_ignored_files
-from gpldla.cli.labelled import (
+from gpldla.cli.labelled import warn_of_labels
+from gpldla.cli.options import DEFAULT_DEVICE, Cache, Device, SkipBad, load_classifier, messages
+from gpldla.cli.table_options import (
     Delimiter,
     Encoding,
     Label,
     Picture,
     TableOptions,
     Text,
-    default_columns,
     table_items,
-    warn_of_labels,
 )
-from gpldla.cli.options import DEFAULT_DEVICE, Cache, Device, SkipBad, load_classifier, messages
 from gpldla.utils.errors import UserError, did_you_mean
 from gpldla.utils.progress import Reporter, say
 
@@ -59,7 +58,7 @@ def add(
     from gpldla.classifier.answer import json_class_names
 
     def added(classifier: "FewShotClassifier") -> "FewShotClassifier":
-        options = TableOptions(text, picture, label, encoding, delimiter)
+        options = TableOptions(text, picture, label, encoding, delimiter, skip_bad)
         items, labels = _new_examples(source, classifier, options)
         model = classifier.model
         if skip_bad and model.backbone.reads == "pictures":
@@ -179,17 +178,17 @@ def _new_examples(
         pictures, labels = read_class_folders(source, at_least=1)
         report_ignored_files(source)
         return list(pictures), labels
-    if (options.picture if reads == "texts" else options.text) is not None:
-        raise UserError(f"The classifier is one of {reads}; name their column with --{reads[:-1]}.")
+    options.for_classifier_of(reads)
     table = options.open(source)
-    item, label = default_columns(options, reads, table)
+    item, label = options.item_column(table, reads), options.label_column(table)
     filled = [bool(cell.strip()) for cell in table.column(label)]
     if not any(filled):
         raise UserError(f"The column {label!r} of {source} is empty; fill in the labels.")
     if not all(filled):
         say(messages, f"{len(filled) - sum(filled)} rows of {source} have no label: left out.")
         table = table.where(filled)
-    return table_items(table, item, texts=reads == "texts")[0], table.filled(label)
+    table = options.filled(table, item)
+    return table_items(table, item, reads, skip_bad=options.skip_bad), table.filled(label)
 
 
 def find_examples(classifier: "FewShotClassifier", items: list[str]) -> list[int]:

@@ -1,16 +1,17 @@
 """The command `gpldla fit`."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpldla.cli.items import feature_cache
-from gpldla.cli.labelled import Delimiter, Encoding, Label, Picture, TableOptions, Text, labelled_items
+from gpldla.cli.items import feature_cache, given_items
+from gpldla.cli.labelled import labelled_items
 from gpldla.cli.options import DEFAULT_DEVICE, AsJson, Cache, Device, SkipBad, messages
-from gpldla.cli.unlabelled import too_few, unlabelled_items
+from gpldla.cli.table_options import Delimiter, Encoding, Label, Picture, TableOptions, Text
+from gpldla.cli.unlabelled import too_few
 from gpldla.utils.errors import UserError
 from gpldla.utils.progress import Reporter, say
 from gpldla.utils.terminal import wide_console
@@ -79,7 +80,7 @@ Unlabelled = Annotated[
     list[str] | None,
     typer.Option(
         help="More pictures or texts, without labels, most of them of the same classes, such as those"
-        " that will be classified: a folder, or a .txt or .csv file; can be repeated."
+        " that will be classified: a folder, a .txt file or a table; can be repeated."
     ),
 ]
 
@@ -129,11 +130,12 @@ def fit(
     if output.is_dir():
         raise UserError(f"{output} is a folder; name a file, such as {output / 'classifier.safetensors'}.")
     check_output(output, source)
-    given = labelled_items(source, TableOptions(text, picture, label, encoding, delimiter))
+    options = TableOptions(text, picture, label, encoding, delimiter, skip_bad)
+    given = labelled_items(source, options)
     loaded = _model(model, given.kind, device, size)
     if skip_bad:
         given = given.readable(loaded)
-    more = unlabelled_items(unlabelled or [], text, loaded, skip_bad=skip_bad)
+    more = given_items(unlabelled, loaded, replace(options, label=None)).items if unlabelled else []
     embedding: dict[str, Any] = {"cache": feature_cache(loaded, cache), "reporter": Reporter(messages)}
     class_names = _class_names(loaded, given.labels, names, prompt)
     classifier = loaded.adapt(

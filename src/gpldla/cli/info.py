@@ -94,8 +94,11 @@ def _print_items(console: Console, listed: list[dict[str, Any]]) -> None:
     from rich.markup import escape
     from rich.table import Column, Table
 
+    from gpldla.reports.short_names import short_names
+
     table = Table(Column("number", justify="right"), Column("example", overflow="fold"), "label")
-    for one in listed:
-        name = "" if one["item"] == f"#{one['number']}" else one["item"]
-        table.add_row(f"#{one['number']}", escape(name), escape(str(one["label"])))
+    names, table.caption = short_names([one["item"] for one in listed])
+    for name, one in zip(names, listed):
+        shown = "" if one["item"] == f"#{one['number']}" else name
+        table.add_row(f"#{one['number']}", escape(shown), escape(str(one["label"])))
     console.print(table)

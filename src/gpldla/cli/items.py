@@ -1,9 +1,12 @@
 """The pictures and texts that arguments of `gpldla fit` and `gpldla predict` name."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpldla.cli.options import messages
+from gpldla.cli.table_options import TableOptions, table_items
 from gpldla.utils.errors import UserError
 from gpldla.utils.progress import say
 
@@ -11,55 +14,106 @@ if TYPE_CHECKING:
     from gpldla.classifier.feature_cache import FeatureCache
     from gpldla.classifier.model import FewShotModel
     from gpldla.data.preprocessing import Preprocessing
+    from gpldla.data.tables import Table
 
 
-def pictures_of_arguments(arguments: list[str]) -> list[Any]:
-    """Return the pictures that files and folders on the command line name."""
+@dataclass(frozen=True)
+class Given:
+    """Pictures or texts, and what their tables say about each.
+
+    columns: one value per item, None for items of no table and of tables without this column
+    """
+
+    items: list[Any]
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def kept(self, indices: Sequence[int]) -> "Given":
+        """Return some of the items."""
+        columns = {name: [values[i] for i in indices] for name, values in self.columns.items()}
+        return Given([self.items[i] for i in indices], columns)
+
+
+def given_items(arguments: Sequence[str], model: "FewShotModel", options: TableOptions) -> Given:
+    """Return the items that the arguments name, of the kind that a model reads.
+
+    Texts are themselves, lines of .txt files and rows of tables; pictures are files, folders and rows.
+    """
+    reads = model.backbone.reads
+    options.for_classifier_of(reads)
+    parts = [(_texts_of if reads == "texts" else _pictures_of)(argument, options) for argument in arguments]
+    names = dict.fromkeys(name for part in parts for name in part.columns)
+    columns = {
+        name: [value for part in parts for value in part.columns.get(name) or [None] * len(part)]
+        for name in names
+    }
+    given = Given([item for part in parts for item in part.items], columns)
+    if options.skip_bad and reads == "pictures":
+        return given.kept(readable_indices(given.items, model.preprocessing))
+    return given
+
+
+def _pictures_of(argument: str, options: TableOptions) -> Given:
+    from gpldla.data.pictures import local_file
+    from gpldla.data.tables import STANDARD_INPUT, is_table
     from gpldla.data.user_files import pictures_below
 
-    pictures: list[Any] = []
-    for argument in arguments:
-        path = Path(argument)
-        if path.is_dir():
-            found = pictures_below(path)
-            if not found:
-                raise UserError(f"The folder {path} holds no pictures.")
-            pictures += found
-            report_ignored_files(path)
-        elif path.suffix.lower() == ".parquet" and path.is_file():
-            raise UserError(f"{path} is a Parquet file; its answers need a folder: --output FOLDER.")
-        elif path.is_file():
-            pictures.append(path)
-        else:
-            raise UserError(f"There is no file or folder {path}.")
-    return pictures
+    path = Path(local_file(argument))
+    if path.is_dir():
+        found = pictures_below(path)
+        if not found:
+            raise UserError(f"The folder {path} holds no pictures.")
+        report_ignored_files(path)
+        return Given(list(found))
+    if argument == STANDARD_INPUT and options.picture is None:
+        return _lines_of(path, "pictures", options)
+    if not path.is_file() and argument != STANDARD_INPUT:
+        raise UserError(f"There is no file or folder {path}.")
+    if path.suffix.lower() == ".parquet" and options.picture is None:
+        raise UserError(
+            f"{path} is a Parquet file; name its column of paths with --picture, or a folder for the answers"
+            " to the pictures in it: --output FOLDER."
+        )
+    if is_table(path):
+        return _rows_of(options.open(path), "pictures", options)
+    return Given([path])
 
 
-def texts_of_arguments(arguments: list[str], column: str | None) -> list[Any]:
-    """Return the texts on the command line, the lines of .txt files and a column of .csv files."""
-    from gpldla.data.user_files import read_lines, read_table
+def _texts_of(argument: str, options: TableOptions) -> Given:
+    from gpldla.data.tables import STANDARD_INPUT, is_table
 
-    texts: list[Any] = []
-    for argument in arguments:
-        if not argument.strip():
-            raise UserError("A text is empty; leave it out.")
-        path = Path(argument)
-        suffix = path.suffix.lower()
-        names_a_file = len(argument.split()) == 1 or _exists(path)  # a sentence may end in ".csv"
-        if suffix == ".csv" and names_a_file:
-            if column is None:
-                raise UserError(f"{path} is a table; name the column of the texts with --text.")
-            texts += read_table(path, [column])[0]
-        elif suffix == ".txt" and names_a_file:
-            texts += read_lines(path)
-        elif _exists(path):
-            raise UserError(f"{path} is neither a .txt nor a .csv file; give texts or files of them.")
-        else:
-            texts.append(argument)
-    return texts
+    if not argument.strip():
+        raise UserError("A text is empty; leave it out.")
+    path = Path(argument)
+    names_a_file = len(argument.split()) == 1 or is_there(path)  # a sentence may end in ".csv"
+    if (path.suffix.lower() == ".txt" and names_a_file) or (argument == STANDARD_INPUT and not options.text):
+        return _lines_of(path, "texts", options)
+    if is_table(path) and names_a_file:
+        return _rows_of(options.open(path), "texts", options)
+    if is_there(path):
+        raise UserError(
+            f"{path} is neither a table nor a .txt file; give texts, or files such as .csv, .xlsx or .txt."
+        )
+    return Given([argument])
 
 
-def _exists(path: Path) -> bool:
+def _lines_of(path: Path, reads: str, options: TableOptions) -> Given:
+    from gpldla.data.tables import LINE
+
+    table = options.open_lines(path)
+    return Given(table_items(table, LINE, reads, skip_bad=options.skip_bad))
+
+
+def _rows_of(table: "Table", reads: str, options: TableOptions) -> Given:
+    column = options.item_column(table, reads)
+    table = options.filled(table, column)
+    return Given(table_items(table, column, reads, skip_bad=options.skip_bad), table.others(column))
+
+
+def is_there(path: Path) -> bool:
+    """Return whether a path exists, which may be any text."""
     try:
         return path.exists()
     except OSError:  # a text that is too long for a file name

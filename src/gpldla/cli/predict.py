@@ -1,14 +1,13 @@
 """The command `gpldla predict`: answers that are printed, or written to Parquet files in bulk."""
 
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpldla.classifier.abstention import MAX_ERROR, PREVALENCE
-from gpldla.cli.items import feature_cache, pictures_of_arguments, readable_indices, texts_of_arguments
+from gpldla.cli.items import Given, feature_cache, given_items, is_there
 from gpldla.cli.options import (
     DEFAULT_DEVICE,
     AsJson,
@@ -21,8 +20,9 @@ from gpldla.cli.options import (
     messages,
 )
 from gpldla.cli.quick import answers_of_graph
+from gpldla.cli.table_options import Delimiter, Encoding, Picture, TableOptions, Text
 from gpldla.utils.errors import UserError
-from gpldla.utils.progress import Reporter
+from gpldla.utils.progress import Reporter, say
 
 if TYPE_CHECKING:
     from gpldla.classifier.answer import Answer
@@ -31,16 +31,18 @@ if TYPE_CHECKING:
 Items = Annotated[
     list[str],
     typer.Argument(
-        help="Pictures and folders of them; or texts, .txt and .csv files;"
-        " with --output also Parquet files, folders of them, or a data set."
+        help="Pictures and folders of them; or texts and .txt files; or tables of either (CSV, TSV, JSON"
+        " lines, Parquet, Excel); - for standard input. With --output FOLDER also Parquet files of pictures"
+        " or embeddings, folders of them, or a data set."
     ),
 ]
-OutputFolder = Annotated[
+Output = Annotated[
     Path | None,
     typer.Option(
         "--output",
         "-o",
-        help="Folder for Parquet files, for many items; the same command resumes a stopped run."
+        help="File for the answers (.csv, .tsv, .jsonl, .json or .parquet); or a folder for Parquet files,"
+        " for many items: the same command then resumes a stopped run."
         " Default with --engine ray: FILE-scores.",
     ),
 ]
@@ -53,7 +55,10 @@ Prevalence = Annotated[
 ]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV, with one column per class.")]
 Column = Annotated[
-    str | None, typer.Option("--column", help="Column of Parquet files: picture bytes, embeddings or texts.")
+    str | None,
+    typer.Option(
+        "--column", help="With --output FOLDER: column of Parquet files: picture bytes, embeddings or texts."
+    ),
 ]
 ChunkSize = Annotated[
     int | None, typer.Option("--chunk-size", min=1, help="Rows per Parquet file that is written.")
@@ -66,11 +71,14 @@ Workers = Annotated[
 def predict(
     classifier: Annotated[Path, typer.Argument(help="A file written by `gpldla fit`.")],
     items: Items,
-    output: OutputFolder = None,
+    output: Output = None,
     engine: Annotated[str, typer.Option(help="local, or ray for many processes.")] = "local",
     max_error: MaxError = MAX_ERROR,
     prevalence: Prevalence = PREVALENCE,
-    text: Annotated[str | None, typer.Option(help="Column of the texts in CSV files.")] = None,
+    text: Text = None,
+    picture: Picture = None,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
     skip_bad: SkipBad = False,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
@@ -85,6 +93,8 @@ def predict(
 
     Example: gpldla predict birds.safetensors new.jpg holidays/ --csv
 
+    A table, whose other columns stay: gpldla predict topics.safetensors tickets.csv --text body -o new.csv
+
     Millions, on all cores or a cluster: gpldla predict birds.safetensors archive/ -o scores --engine ray
     """
     if as_json and as_csv:
@@ -97,15 +107,16 @@ def predict(
         raise UserError("--workers is for --engine ray.")
     if engine == "ray" and output is None:
         output = Path(f"{classifier.stem}-scores")
-    if output is not None:
-        if as_json or as_csv or text is not None:
-            raise UserError("--output and --engine ray write Parquet; leave out --json, --csv and --text.")
+    options = TableOptions(text, picture, None, encoding, delimiter, skip_bad)
+    if output is not None and (as_json or as_csv):
+        raise UserError("--output and --engine ray write files; leave out --json and --csv.")
+    if output is not None and (engine == "ray" or not _is_answer_file(output)):
         _predict_in_bulk(
             classifier,
             items,
             output,
             thresholds=(max_error, prevalence),
-            skip_bad=skip_bad,
+            options=options,
             column=column,
             chunk_size=chunk_size,
             workers=workers,
@@ -119,49 +130,50 @@ def predict(
         raise UserError(
             "--column, --chunk-size and --data-root need a folder for the answers: --output FOLDER."
         )
+    if output is not None:
+        from gpldla.utils.files import check_output
+
+        check_output(output, classifier, *filter(is_there, map(Path, items)))
     answers = None
-    if device in (DEFAULT_DEVICE, "cpu") and text is None and not skip_bad:
+    if device in (DEFAULT_DEVICE, "cpu") and options == TableOptions():
         answers = answers_of_graph(classifier, items, max_error, prevalence)
     if answers is None:
         loaded = load_classifier(classifier, device)
-        given = _read_items(loaded, items, text, skip_bad=skip_bad)
+        given = given_items(items, loaded.model, options)
         answers = _answer(loaded, given, max_error, prevalence, cache)
-    _print_answers(answers, as_json=as_json, as_csv=as_csv)
+    _give_answers(answers, output, as_json=as_json, as_csv=as_csv)
 
 
-def _read_items(
-    classifier: "FewShotClassifier", arguments: list[str], column: str | None, *, skip_bad: bool
-) -> list[Any]:
-    if classifier.model.backbone.reads == "texts":
-        return texts_of_arguments(arguments, column)
-    if column is not None:
-        raise UserError("The classifier is one of pictures; leave out --text.")
-    pictures = pictures_of_arguments(arguments)
-    return (
-        [pictures[i] for i in readable_indices(pictures, classifier.model.preprocessing)]
-        if skip_bad
-        else pictures
-    )
+def _is_answer_file(output: Path) -> bool:
+    from gpldla.reports.answer_table import FILE_TYPES
+
+    return output.suffix.lower() in FILE_TYPES and not output.is_dir()
 
 
 def _answer(
-    classifier: "FewShotClassifier", items: list[Any], max_error: float, prevalence: float, cache: Path | None
+    classifier: "FewShotClassifier", given: Given, max_error: float, prevalence: float, cache: Path | None
 ) -> "list[Answer]":
     from gpldla.classifier.answer import answer, json_class_names
 
     model = classifier.model
-    features = model.embed(items, cache=feature_cache(model, cache), reporter=Reporter(messages))
+    features = model.embed(given.items, cache=feature_cache(model, cache), reporter=Reporter(messages))
     novelty = classifier.novelty_of(features, prevalence) if classifier.has_novelty else None
     json_class_names(classifier.classes)  # refuse names that could not be distinguished in the answers
-    return answer(classifier.probabilities(features), novelty, items, classifier.classes.tolist(), max_error)
+    proba, classes = classifier.probabilities(features), classifier.classes.tolist()
+    return answer(proba, novelty, given.items, classes, max_error, given.columns)
 
 
-def _print_answers(answers: "list[Answer]", *, as_json: bool, as_csv: bool) -> None:
-    from gpldla.reports.answer_table import answers_table, write_answers_csv
+def _give_answers(answers: "list[Answer]", output: Path | None, *, as_json: bool, as_csv: bool) -> None:
+    """Write the answers to a file, or print them."""
+    from gpldla.reports.answer_table import answers_json, answers_table, write_answers, write_answers_csv
     from gpldla.utils.terminal import wide_console
 
-    if as_json:
-        typer.echo(json.dumps([one.as_json() for one in answers], indent=2))
+    if output is not None:
+        write_answers(output, answers)
+        unsure = sum(one.unsure for one in answers)
+        say(messages, f"Wrote {output}: {len(answers):,} answers, of which {unsure:,} are unsure.")
+    elif as_json:
+        typer.echo(answers_json(answers))
     elif as_csv:
         write_answers_csv(sys.stdout, answers)
     else:
@@ -174,7 +186,7 @@ def _predict_in_bulk(
     output: Path,
     *,
     thresholds: tuple[float, float],
-    skip_bad: bool,
+    options: TableOptions,
     column: str | None,
     chunk_size: int | None,
     workers: int | None,
@@ -186,9 +198,9 @@ def _predict_in_bulk(
     """Write the answers to Parquet files. thresholds: max_error and prevalence."""
     from importlib.util import find_spec
 
-    access = data_access(data_root, cache, skip_bad=skip_bad)
+    access = data_access(data_root, cache, skip_bad=options.skip_bad)
     if find_spec("pyarrow") is None:
-        raise UserError("--output needs PyArrow: pip install 'gpldla[scale]'.")
+        raise UserError("A folder of answers needs PyArrow: pip install 'gpldla[tables]'.")
     from gpldla.bulk.job import Settings
     from gpldla.bulk.ray_engine import RayEngine
     from gpldla.bulk.scoring import score_in_bulk
@@ -197,11 +209,12 @@ def _predict_in_bulk(
         classifier,
         items,
         output,
-        Settings(*thresholds, skip_bad),
+        Settings(*thresholds, options.skip_bad),
         access=access,
         console=messages,
         engine=RayEngine(workers, device, report=access.report.say) if with_ray else None,
-        column=column,
+        column=column or options.item,
+        reading=(options.encoding, options.delimiter),
         chunk_size=chunk_size,
         device="cpu" if with_ray else device,  # the GPUs are left to Ray's workers
     )

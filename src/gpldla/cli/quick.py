@@ -61,4 +61,6 @@ def answers_of_graph(
 
 
 def _is_picture_file(name: str) -> bool:
-    return os.path.isfile(name) and not name.lower().endswith(".parquet")  # noqa: PTH113 (any string)
+    from gpldla.data.tables import is_table
+
+    return os.path.isfile(name) and not is_table(Path(name))  # noqa: PTH113 (any string)

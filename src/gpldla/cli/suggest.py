@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpldla.cli.items import feature_cache, pictures_of_arguments, readable_indices, texts_of_arguments
+from gpldla.cli.items import Given, feature_cache, given_items
 from gpldla.cli.options import (
     DEFAULT_DEVICE,
     AsJson,
@@ -18,6 +18,7 @@ from gpldla.cli.options import (
     load_classifier,
     messages,
 )
+from gpldla.cli.table_options import Delimiter, Encoding, Picture, TableOptions, Text
 from gpldla.utils.errors import UserError
 from gpldla.utils.progress import Reporter, say
 from gpldla.utils.terminal import wide_console
@@ -30,10 +31,13 @@ def suggest(
     file: Annotated[Path, typer.Argument(help="A file written by `gpldla fit`.")],
     pool: Annotated[
         list[str],
-        typer.Argument(help="Items without labels: pictures and folders; or texts and files of them."),
+        typer.Argument(help="Items without labels: pictures and folders, or texts; or tables of either."),
     ],
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many items.")] = 10,
-    text: Annotated[str | None, typer.Option(help="Column of the texts in tables.")] = None,
+    text: Text = None,
+    picture: Picture = None,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
     as_csv: Annotated[
         bool,
         typer.Option("--csv", help="Print a table with an empty column label, to fill in for `gpldla add`."),
@@ -54,21 +58,14 @@ def suggest(
         raise UserError("Choose one of --json and --csv.")
     classifier = load_classifier(file, device)
     model = classifier.model
-    if model.backbone.reads == "texts":
-        items = texts_of_arguments(pool, text)
-    elif text is not None:
-        raise UserError("The classifier is one of pictures; leave out --text.")
-    else:
-        items = pictures_of_arguments(pool)
-        if skip_bad:
-            items = [items[i] for i in readable_indices(items, model.preprocessing)]
-    items = _without_examples(items, classifier)
-    features = model.embed(items, cache=feature_cache(model, cache), reporter=Reporter(messages))
+    options = TableOptions(text, picture, None, encoding, delimiter, skip_bad)
+    given = _without_examples(given_items(pool, model, options), classifier)
+    features = model.embed(given.items, cache=feature_cache(model, cache), reporter=Reporter(messages))
     chosen = classifier.suggestions(features, count)
     proba = classifier.probabilities(features[chosen.indices.copy()])
     rows = [
         {
-            "item": str(items[index]),
+            "item": str(given.items[index]),
             "guess": classifier.classes.tolist()[p.argmax()],
             "probability": float(p.max()),
             "gain": float(gain),
@@ -78,33 +75,37 @@ def suggest(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif as_csv:
-        _write_csv(rows)
+        _write_csv(rows, given.kept(chosen.indices.tolist()).columns)
     else:
         _print_table(rows)
         say(messages, f"Label these, then: gpldla add {file} FOLDER_OR_TABLE")
 
 
-def _without_examples(items: list[Any], classifier: "FewShotClassifier") -> list[Any]:
+def _without_examples(given: Given, classifier: "FewShotClassifier") -> Given:
     """Return the items that are no examples already, by name."""
     from gpldla.data.user_files import printable
 
     known = set(classifier.names or ())
-    new = [item for item in items if printable(item) not in known]
-    if len(new) < len(items):
-        say(messages, f"{len(items) - len(new)} of the {len(items)} items are examples already: left out.")
+    new = [index for index, item in enumerate(given.items) if printable(item) not in known]
+    if len(new) < len(given):
+        say(messages, f"{len(given) - len(new)} of the {len(given)} items are examples already: left out.")
     if not new:
         raise UserError("All items are examples already; give some that have no label yet.")
-    return new
+    return given.kept(new)
 
 
-def _write_csv(rows: list[dict[str, Any]]) -> None:
+def _write_csv(rows: list[dict[str, Any]], columns: dict[str, list[Any]]) -> None:
+    """Write the rows; columns: of the tables that the items come from, such as their ids."""
+    from gpldla.data.tables import cell_text, passthrough_names
     from gpldla.data.user_files import printable
 
+    header = ["item", "label", "guess", "probability", "gain"]
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["item", "label", "guess", "probability", "gain"])
-    for row in rows:
+    writer.writerow([*header, *passthrough_names(columns, header).values()])
+    for i, row in enumerate(rows):
         numbers = [f"{row['probability']:.4f}", f"{row['gain']:.5f}"]
-        writer.writerow([printable(row["item"]), "", printable(row["guess"]), *numbers])
+        others = [cell_text(values[i]) for values in columns.values()]
+        writer.writerow([printable(row["item"]), "", printable(row["guess"]), *numbers, *others])
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
@@ -112,6 +113,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.table import Column, Table
 
     from gpldla.data.user_files import printable
+    from gpldla.reports.short_names import short_names
 
     table = Table(
         Column("item", overflow="fold"),
@@ -121,7 +123,8 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         title="Label next, the most informative first",
         title_justify="left",
     )
-    for row in rows:
-        name, guess = escape(printable(row["item"])), escape(printable(row["guess"]))
-        table.add_row(name, guess, f"{row['probability']:.2f}", f"{100 * row['gain']:.2f} %")
+    names, table.caption = short_names([printable(row["item"]) for row in rows])
+    for name, row in zip(names, rows):
+        guess = escape(printable(row["guess"]))
+        table.add_row(escape(name), guess, f"{row['probability']:.2f}", f"{100 * row['gain']:.2f} %")
     wide_console().print(table)

@@ -1,6 +1,7 @@
 """The commands that train a model and measure it: `gpldla train` and `gpldla eval`."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="Name of a shipped recipe, or a TOML file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a shipped recipe, a TOML file, or folder:PATH: a recipe chosen for your pictures."
+        ),
+    ],
     output: Annotated[
         Path,
         typer.Option("--output", "-o", help="Folder for the model; an unfinished training in it is resumed."),
@@ -56,21 +62,32 @@ def train(
 
     Another method on the same data: gpldla train glyphs --method protonet -o runs/protonet
 
+    Your own pictures: gpldla train folder:photos -o runs/mine
+
     Several GPUs: gpldla train cub -o runs/cub --devices 4
     """
+    from gpldla.data.sets import FOLDER_PREFIX
+    from gpldla.training.folder_recipe import folder_recipe
     from gpldla.training.recipe import parse_override, read_recipe
     from gpldla.training.run import train as run_training
     from gpldla.utils.devices import torch_device
 
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or [])
     overrides |= {k: v for k, v in (("episodes", episodes), ("seed", seed)) if v is not None}
+    paths = data_paths(data_root, cache)
+    given: str | dict[str, Any] = recipe
+    if recipe.startswith(FOLDER_PREFIX):
+        chosen = folder_recipe(recipe, paths)
+        given = chosen.settings
+        if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # not in the processes that this one starts
+            say(messages, chosen.sentence)
     result = run_training(
-        read_recipe(recipe, overrides, method=method),
+        read_recipe(given, overrides, method=method),
         output,
         accelerator=torch_device(device),
         devices=devices,
         nodes=nodes,
-        data_paths=data_paths(data_root, cache),
+        data_paths=paths,
         console=messages,
     )
     if not result.is_first_process:

@@ -1,26 +1,9 @@
-"""The items without labels that `gpldla fit --unlabelled` names."""
+"""What is said about the items without labels that `gpldla fit --unlabelled` names."""
 
-from typing import TYPE_CHECKING, Any
-
-from gpldla.cli.items import pictures_of_arguments, readable_indices, texts_of_arguments
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gpldla.classifier.few_shot import FewShotClassifier
-    from gpldla.classifier.model import FewShotModel
-
-
-def unlabelled_items(
-    arguments: list[str], text: str | None, model: "FewShotModel", *, skip_bad: bool
-) -> list[Any]:
-    """Return the pictures, or with a column of texts the texts, that arguments name."""
-    if model.backbone.reads == "texts":
-        return texts_of_arguments(arguments, text)
-    pictures = pictures_of_arguments(arguments)
-    return (
-        [pictures[i] for i in readable_indices(pictures, model.preprocessing)]
-        if skip_bad and pictures
-        else pictures
-    )
 
 
 def too_few(given: int, kind: str, classifier: "FewShotClassifier") -> str:

@@ -3,6 +3,7 @@
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.request import url2pathname
 
 import numpy as np
 from PIL import Image
@@ -23,7 +24,19 @@ if TYPE_CHECKING:  # which takes a second to import
     from torch import Tensor
 
 ImageLike = Image.Image | str | Path | bytes | np.ndarray
-"""A picture, the path of one, the bytes of a picture file, or an array [h, w], [h, w, 3] (uint8, or 0..1)."""
+"""A picture, its path or file URL, the bytes of its file, or an array [h, w], [h, w, 3] (uint8, or 0..1)."""
+
+
+def local_file(item: str | Path) -> str | Path:
+    """Return the path that a file URL names, and any other path as it is; other URLs are refused."""
+    if not isinstance(item, str) or "://" not in item:
+        return item
+    kind, _, rest = item.partition("://")
+    if kind.lower() == "file":
+        return Path(url2pathname(rest.removeprefix("localhost") if rest.startswith("localhost/") else rest))
+    if kind.lower() in ("http", "https", "ftp", "s3", "gs", "data"):
+        raise UserError(f"{item} is not downloaded; save the picture and give its file.")
+    return item
 
 
 def picture_tensor(image: ImageLike, preprocessing: Preprocessing) -> "Tensor":

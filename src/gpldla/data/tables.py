@@ -20,21 +20,22 @@ NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 SNIFFED_ROWS = 200  # of a CSV file, from which its delimiter is found
 BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 FALLBACK = "windows-1252"  # what most files that are not UTF-8 are in
+LINE = "text"  # what the only column of a text file is called
 TABLES = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json", ".parquet", ".xlsx")
 
 
 @dataclass(frozen=True)
 class Table:
-    """The cells of a table as strings; an empty cell is "".
+    """The values of a table, which are strings where the file has no other types.
 
     name:    of the file, for messages
-    columns: the cells of each column, in the order of the file
+    columns: the values of each column, in the order of the file
     places:  where each row stands, such as "line 7"
     notes:   what was found out about the file and may be wrong, as sentences
     """
 
     name: str
-    columns: dict[str, list[str]]
+    columns: dict[str, list[Any]]
     places: list[str]
     notes: list[str] = field(default_factory=list)
 
@@ -42,10 +43,13 @@ class Table:
         return len(self.places)
 
     def column(self, name: str) -> list[str]:
-        """Return a column; a missing one raises a sentence that names the nearest."""
+        """Return a column as strings, an empty cell as ""; a missing one raises a sentence."""
         if name not in self.columns:
-            raise UserError(f"{self.name} has no column {name!r}{did_you_mean(name, self.columns)}")
-        return self.columns[name]
+            hint = did_you_mean(name, self.columns)
+            if len(self.columns) == 1 and not hint.startswith("; did"):
+                hint += " If its cells are separated by another character, name it with --delimiter."
+            raise UserError(f"{self.name} has no column {name!r}{hint}")
+        return [cell_text(value) for value in self.columns[name]]
 
     def filled(self, name: str) -> list[str]:
         """Return a column in which no cell may be empty."""
@@ -53,20 +57,33 @@ class Table:
         for cell, place in zip(cells, self.places):
             if not cell:
                 raise UserError(
-                    f"{self.name}, {place}: the column {name!r} is empty; fill it in or remove the line."
+                    f"{self.name}, {place}: the column {name!r} is empty; fill it in, remove the row, or add"
+                    " --skip-bad."
                 )
         if not cells:
             raise UserError(f"{self.name} holds no rows below its header.")
         return cells
 
-    def others(self, *names: str) -> dict[str, list[str]]:
+    def without_empty(self, *names: str) -> tuple["Table", list[str]]:
+        """Return the table without rows in which one of these columns is empty, and a sentence per row."""
+        problems: dict[int, str] = {}
+        for name in names:
+            for row, cell in enumerate(self.column(name)):
+                if not cell.strip():
+                    problems.setdefault(
+                        row, f"{self.name}, {self.places[row]}: the column {name!r} is empty."
+                    )
+        return self.where([row not in problems for row in range(len(self))]), list(problems.values())
+
+    def others(self, *names: str) -> dict[str, list[Any]]:
         """Return all columns but these."""
-        return {name: cells for name, cells in self.columns.items() if name not in names}
+        return {name: values for name, values in self.columns.items() if name not in names}
 
     def where(self, kept: Sequence[bool]) -> "Table":
         """Return the table with some of its rows."""
         columns = {
-            name: [cell for cell, keep in zip(cells, kept) if keep] for name, cells in self.columns.items()
+            name: [value for value, keep in zip(values, kept) if keep]
+            for name, values in self.columns.items()
         }
         places = [place for place, keep in zip(self.places, kept) if keep]
         return Table(self.name, columns, places, self.notes)
@@ -75,6 +92,35 @@ class Table:
 def is_table(path: Path) -> bool:
     """Return whether a name is that of a table."""
     return str(path) == STANDARD_INPUT or path.suffix.lower() in TABLES
+
+
+def passthrough_names(names: Iterable[str], reserved: Iterable[str]) -> dict[str, str]:
+    """Return the name in an output of each column of a table, with `input_` before it where that is taken.
+
+    reserved: names of the output's own columns
+    """
+    own, listed = set(reserved), list(names)
+    taken = own | set(listed)
+    new_names = {}
+    for name in listed:
+        new = name
+        if name in own:
+            while new in taken:
+                new = f"input_{new}"
+            taken.add(new)
+        new_names[name] = new
+    return new_names
+
+
+def open_lines(file: Path, encoding: str | None = None) -> Table:
+    """Read the lines of a text file that are not blank, as the column `text`; "-" is standard input."""
+    text, notes = _decoded(file, _content(file), encoding)
+    numbered = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not numbered:
+        raise UserError(f"{file} holds no lines; write one item per line.")
+    return Table(
+        str(file), {LINE: [line for _, line in numbered]}, [f"line {number}" for number, _ in numbered], notes
+    )
 
 
 def open_table(
@@ -125,7 +171,10 @@ def _decoded(file: Path, content: bytes, encoding: str | None) -> tuple[str, lis
                 " --encoding."
             ) from None
     if b"\0" in content[:4096]:
-        raise UserError(f"{file} cannot be read as a table: it is not text.")
+        raise UserError(
+            f"{file} cannot be read as a table: it is not text, or in an encoding such as utf-16-le, which"
+            " --encoding names."
+        )
     text = content.decode(FALLBACK, errors="replace")
     return text, [f"{file} is not in UTF-8; it was read as {FALLBACK}. --encoding names another."]
 
@@ -161,6 +210,7 @@ def _from_csv(file: Path, text: str, notes: list[str], wanted: Sequence[str], de
     for name in names:
         if name in wanted and names.count(name) > 1:
             raise UserError(f"{file} has two columns {name!r}; rename one of them.")
+    names = [name + f".{names[:i].count(name)}" * (name in names[:i]) for i, name in enumerate(names)]
     cells: Iterable[Sequence[str]] = zip(*rows) if rows else ((),) * len(names)
     return Table(str(file), {name: list(column) for name, column in zip(names, cells)}, places, notes)
 
@@ -206,9 +256,7 @@ def _from_json(file: Path, text: str, notes: list[str]) -> Table:
     names = list(dict.fromkeys(name for record in records for name in record))
     if not names:
         raise UserError(f"{file} is empty; give it rows.")
-    return Table(
-        str(file), {name: [_cell(record.get(name)) for record in records] for name in names}, places, notes
-    )
+    return Table(str(file), {name: [record.get(name) for record in records] for name in names}, places, notes)
 
 
 def _parsed(text: str, where: str, kind: type) -> Any:
@@ -221,7 +269,7 @@ def _parsed(text: str, where: str, kind: type) -> Any:
     return value
 
 
-def _cell(value: Any) -> str:
+def cell_text(value: Any) -> str:
     """Return a value as a person would write it into a cell."""
     if value is None or value != value:  # NaN: a missing value
         return ""
@@ -245,8 +293,10 @@ def _through_pandas(file: Path, content: bytes, suffix: str) -> Table:
         if library == "pandas":
             import pandas
 
-            read = pandas.read_parquet if suffix == ".parquet" else pandas.read_excel
-            frame = read(io.BytesIO(content))
+            if suffix == ".parquet":  # numpy_nullable: whole numbers stay so if some are missing
+                frame = pandas.read_parquet(io.BytesIO(content), dtype_backend="numpy_nullable")
+            else:  # "NA" may be a label
+                frame = pandas.read_excel(io.BytesIO(content), dtype=object, keep_default_na=False)
             columns = {str(name): [_plain(value) for value in frame[name]] for name in frame.columns}
         else:
             import polars
@@ -261,12 +311,14 @@ def _through_pandas(file: Path, content: bytes, suffix: str) -> Table:
         raise UserError(f"{file} is empty; give it a header and rows.")
     first = 2 if suffix == ".xlsx" else 1  # rows of a sheet are counted with its header
     count = len(next(iter(columns.values())))
-    cells = {name: [_cell(value) for value in values] for name, values in columns.items()}
-    return Table(str(file), cells, [f"row {first + i}" for i in range(count)])
+    return Table(str(file), columns, [f"row {first + i}" for i in range(count)])
 
 
 def _plain(value: Any) -> Any:
     """Return a value of pandas as one of Python; its kinds of missing values become None."""
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
         value = value.item()
-    return None if type(value).__name__ in ("NAType", "NaTType") else value
+    is_missing = type(value).__name__ in ("NAType", "NaTType") or (
+        isinstance(value, float) and value != value
+    )
+    return None if is_missing else value

@@ -1,4 +1,4 @@
-"""The user's own files: class folders of pictures, tables and lists of texts."""
+"""The user's own files: class folders of pictures."""
 
 import os
 from collections.abc import Sequence
@@ -8,7 +8,6 @@ from gpldla.data.decoding import how_to_read_heic
 from gpldla.data.pictures import picture_pixels
 from gpldla.data.preprocessing import Preprocessing
 from gpldla.data.source_files import files_below, is_hidden, is_image
-from gpldla.data.tables import open_table
 from gpldla.utils.errors import UserError
 from gpldla.utils.parallel import map_in_threads
 
@@ -60,6 +59,14 @@ def split_folders(folder: Path) -> dict[str, Path] | None:
     return {name: parts[name] for name in sorted(parts, key=lambda name: order.index(known[name] or ""))}
 
 
+def without_wrapping(folder: Path) -> Path:
+    """Return the folder inside those that hold a single folder and no pictures, as unpacked archives do."""
+    inside = folder
+    while inside.is_dir() and len(folders := _folders_in(inside)) == 1 and not loose_pictures(inside):
+        inside = folders[0]
+    return inside if inside.is_dir() and len(_folders_in(inside)) > 1 else folder
+
+
 def loose_pictures(folder: Path) -> list[Path]:
     """Return the pictures that lie in a folder itself."""
     if not folder.is_dir():
@@ -103,25 +110,6 @@ def readable_pictures(pictures: Sequence[Path], preprocessing: Preprocessing) ->
     problems = list(map_in_threads(problem, pictures, threads=threads, ahead=4 * threads))
     good = [index for index, sentence in enumerate(problems) if sentence is None]
     return good, [sentence for sentence in problems if sentence is not None]
-
-
-def read_table(file: Path, columns: Sequence[str]) -> list[list[str]]:
-    """Return one list per named column of a table with a header; no cell may be empty."""
-    table = open_table(file, columns)
-    return [table.filled(column) for column in columns]
-
-
-def read_lines(file: Path) -> list[str]:
-    """Return the lines of a text file that are not blank."""
-    try:
-        lines = [line for line in file.read_text("utf-8-sig").split("\n") if line.strip()]
-    except FileNotFoundError:
-        raise UserError(f"There is no file {file}.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read as text in UTF-8 ({error}).") from None
-    if not lines:
-        raise UserError(f"{file} holds no lines; write one text per line.")
-    return lines
 
 
 def printable(item: object) -> str:

@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from gpldla.classifier.answers import FitSummary
 from gpldla.classifier.expected_accuracy import ExpectedAccuracy
 from gpldla.data.splits import PARTS
+from gpldla.reports.short_names import short_names
 
 
 def evaluation_table(numbers: dict[str, Any]) -> Table:
@@ -92,9 +93,10 @@ def fit_tables(summary: FitSummary) -> list[Table]:
             title="Perhaps mislabelled: the other examples contradict these labels",
             title_justify="left",
         )
-        for one in summary.suspects:
+        items, suspects.caption = short_names([one.item for one in summary.suspects])
+        for item, one in zip(items, summary.suspects):
             suspects.add_row(
-                escape(one.item), escape(str(one.label)), escape(str(one.rather)), f"{one.probability:.2f}"
+                escape(item), escape(str(one.label)), escape(str(one.rather)), f"{one.probability:.2f}"
             )
         tables.append(suspects)
     return tables

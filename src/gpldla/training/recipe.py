@@ -285,14 +285,18 @@ def _converted(name: str, value: Any, kind: type) -> Any:
 
 
 def read_recipe(
-    name_or_path: str | Path, overrides: Mapping[str, Any] | None = None, *, method: str | None = None
+    name_or_path: str | Path | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    method: str | None = None,
 ) -> Recipe:
-    """Read a shipped recipe by name or a TOML file by path.
+    """Read a shipped recipe by name, a TOML file by path, or settings.
 
     The settings of a `method` win over those of the recipe, and `overrides` over both. Where these name
     another head, the options of the recipe's own are left out, and mirror images if it sees no features.
     """
-    settings, overrides = read_settings(name_or_path), flatten(overrides or {})
+    overrides = flatten(overrides or {})
+    settings = flatten(name_or_path) if isinstance(name_or_path, Mapping) else read_settings(name_or_path)
     if method is not None:
         settings = find_method(method).apply_to({"backbone": Recipe.backbone, **settings})
     before = settings.get("head.name", HeadSettings.name)

@@ -14,6 +14,8 @@ def parquet_source(
     files: list[str], base: str, column: str | None, accepted: Accepted, reserved: Sequence[str]
 ) -> ParquetRows:
     """Return the source of a column, by default of the only one that the classifier accepts."""
+    from gpldla.data.tables import passthrough_names
+
     first, schema = files[0], _schema(files[0])
     for file in files[1:]:
         if not _schema(file).equals(schema):
@@ -31,7 +33,9 @@ def parquet_source(
             f" this classifier scores {_wanted(accepted)}."
         )
     others = [name for name in schema.names if name != column]
-    return ParquetRows(files, base, column, kinds[column], _passthrough_names(others, reserved))
+    return ParquetRows(
+        files, base, column, kinds[column], passthrough_names(others, [*reserved, ITEM, CONTENT])
+    )
 
 
 def _schema(file: str) -> pa.Schema:
@@ -80,17 +84,3 @@ def _wanted(accepted: Accepted) -> str:
     if accepted.feature_dim is None:
         return what
     return f"{what}, and embeddings as lists of {accepted.feature_dim} floating-point numbers"
-
-
-def _passthrough_names(names: Sequence[str], reserved: Sequence[str]) -> dict[str, str]:
-    """Return the name in the output of each other column, with `input_` before it where that is taken."""
-    taken = {*reserved, ITEM, CONTENT, *names}
-    new_names = {}
-    for name in names:
-        new = name
-        if name in (*reserved, ITEM, CONTENT):
-            while new in taken:
-                new = f"input_{new}"
-            taken.add(new)
-        new_names[name] = new
-    return new_names
