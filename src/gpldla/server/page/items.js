@@ -2,7 +2,7 @@
 
 const LONGEST_SIDE = 1600; // networks see 224 to 518 pixels
 const LARGE = 1.5e6; // bytes
-const SAFETY = 0.9; // of the limit, for the rest of the form
+const SAFETY = 0.9; // of the limit, for the rest of the body
 
 /** Return a picture's file, smaller if it is large; one that this browser cannot read is left as it is. */
 export async function lighter(file) {
@@ -30,10 +30,11 @@ export async function lighter(file) {
 export function batchesOf(items, limits) {
   const batches = [];
   let bytes = Infinity;
+  const most = SAFETY * (items[0]?.file ? limits.upload_bytes : limits.json_bytes);
   for (const item of items) {
     const size = item.file ? item.file.size : 4 * item.text.length;
     const full = batches.length && batches.at(-1).length >= limits.items_per_request;
-    if (full || bytes + size > SAFETY * limits.upload_bytes) {
+    if (full || bytes + size > most) {
       batches.push([]);
       bytes = 0;
     }
