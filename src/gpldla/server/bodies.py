@@ -6,11 +6,12 @@ import time
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpldla.server.problems import Problem, problem_response
+from gpldla.server.problems import Problem
 from gpldla.server.settings import Limits
 
 SECONDS_TO_WAIT = 2.0  # for a client that comes when too many bytes are held
 SECONDS_TO_SEND = 60.0  # for a body, besides what the slowest connection needs
+CLOSE = {"Connection": "close"}  # rather than read the rest
 SLOWEST = 4096  # bytes per second; slower ones would hold their place for hours
 
 
@@ -29,13 +30,13 @@ class BodyLimit:
         most, own, ended, started = self._most(headers), 0, False, time.monotonic()
 
         def too_large() -> Problem:
-            return Problem(413, f"This body may have {most} bytes; send fewer items at a time.")
+            return Problem(413, f"This body may have {most} bytes; send fewer items at a time.", CLOSE)
 
         announced = headers.get("content-length", "")
+        if announced and "transfer-encoding" in headers:  # a proxy may believe the one, and we the other
+            raise Problem(400, "A body has one length; leave out Content-Length or Transfer-Encoding.", CLOSE)
         if announced.isdecimal() and int(announced) > most:
-            error = too_large()
-            await problem_response(413, error.detail, {"Connection": "close"})(scope, receive, send)
-            return
+            raise too_large()
 
         async def counted() -> Message:
             nonlocal own, ended

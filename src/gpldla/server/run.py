@@ -32,7 +32,7 @@ def serve(settings: Settings, *, workers: int = 1, log_format: str = "json") -> 
         "server_header": False,
         "access_log": False,
         "log_config": None,
-        "http": "h11",  # bounds the headers of a request
+        "http": "gpldla.server.connections:Connection",  # by h11, which bounds the size of headers
         "ws": "none",
     }
     if workers == 1:
