@@ -16,6 +16,9 @@ from gpldla.server.settings import Limits
 from gpldla.server.storage import NewExample, Store, open_database
 from gpldla.server.storage.database import sqlite_url
 from gpldla.server.storage.tables import METADATA
+from gpldla.utils.errors import UserError
+from tests.server.helpers import client_of, small
+from tests.server.test_tasks import is_problem
 
 POSTGRES = "GPLDLA_TEST_POSTGRES"  # a URL of an empty database
 
@@ -120,3 +123,29 @@ def test_a_change_is_on_disk_when_it_is_answered(tmp_path):
     with closing(sqlite3.connect(tmp_path / "a.sqlite")) as other:  # another process would see it, too
         assert other.execute("SELECT id FROM tasks").fetchall() == [(task.id,)]
     engine.dispose()
+
+
+def test_a_database_of_a_later_version_is_refused_in_a_sentence(tmp_path):
+    url = sqlite_url(tmp_path / "a.sqlite")
+    engine = open_database(url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    engine.dispose()
+    with pytest.raises(UserError, match="later version"):
+        open_database(url)
+
+
+def test_a_database_that_cannot_be_written_is_a_problem_until_it_can(tmp_path, caplog):
+    with client_of(small(database=sqlite_url(tmp_path / "a.sqlite"))) as client:
+        task = client.post("/v1/tasks", json={"kind": "images"}).json()["id"]
+        writer = client.app.state.service.store._engine
+        with writer.connect() as connection:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")  # as if the disk were full
+        answers = [client.post("/v1/tasks", json={"kind": "images", "name": "x" * 100}) for _ in range(100)]
+        assert is_problem(answers[-1], 503, "cannot be used now")
+        assert "full" in caplog.text
+        assert client.get(f"/v1/tasks/{task}").status_code == 200
+        with writer.connect() as connection:
+            connection.exec_driver_sql("PRAGMA max_page_count = 100000")
+        assert client.post("/v1/tasks", json={"kind": "images"}).status_code == 201

@@ -178,6 +178,15 @@ class TestEveryAnswer:
         assert "nosniff" in answer.headers["x-content-type-options"]
         assert any("secret" in (record.exc_text or str(record.exc_info)) for record in caplog.records)
 
+    def test_the_log_does_not_say_what_somebody_teaches(self, client, taught, caplog):
+        with caplog.at_level(logging.INFO, logger="gpldla.access"):
+            client.patch(f"/v1/tasks/{taught}/classes/black", json={"name": "secret"})
+            client.delete(f"/v1/tasks/{taught}/classes/secret")
+            client.delete("/v1/tasks/x/classes/secret")
+        lines = [JsonLines().format(record) for record in caplog.records]
+        assert len(lines) == 3
+        assert not any("black" in line or "secret" in line for line in lines)
+
     def test_lines_of_the_log_cannot_be_forged(self, client, caplog):
         with caplog.at_level(logging.INFO, logger="gpldla.access"):
             client.get("/v1/%0Aforged%1b[31m")
@@ -202,4 +211,7 @@ def test_measurements_count_what_happened(client):
     client.post(f"/v1/tasks/{task}/predict", files=files(picture()))
     assert (value(line), value(items)) == (before[0] + 1, before[1] + 5)
     assert client.get("/v1/nothing/at/all").status_code == 404
-    assert "/v1/nothing" not in client.get("/metrics").text  # or anyone could fill the memory with names
+    assert client.request("ODD", "/healthz").status_code == 405
+    told = client.get("/metrics").text
+    assert "/v1/nothing" not in told  # or anyone could fill the memory with names
+    assert "ODD" not in told

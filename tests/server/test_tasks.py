@@ -1,6 +1,8 @@
 """Tasks and examples over HTTP, each answer compared with the package's own."""
 
 import asyncio
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 
@@ -238,6 +240,22 @@ def test_bodies_of_the_wrong_type_are_refused(client, taught):
     assert is_problem(client.put("/v1/tasks"), 405)
 
 
+@pytest.mark.parametrize("part", [b"[],", b'"",', b'{"a":1},'])
+def test_a_small_body_cannot_take_long(client, part):
+    """Each of a million faults would be described, for minutes, while nobody else is answered."""
+    task = new_task(client, "texts")
+    raw = b'{"texts": [' + part * (1_000_000 // len(part)) + b'""]}'
+    started = time.process_time()
+    sent = client.post(f"/v1/tasks/{task}/predict", content=raw, headers={"Content-Type": "application/json"})
+    assert is_problem(sent, 413, "texts; send at most 256")
+    raw = b"{" + b",".join(b'"%d": 1' % i for i in range(100_000)) + b"}"
+    sent = client.post(f"/v1/tasks/{task}/predict", content=raw, headers={"Content-Type": "application/json"})
+    assert is_problem(sent, 422, "other fields")
+    assert time.process_time() - started < 10
+    sent = client.patch(f"/v1/tasks/{task}", content=bytes(5 << 20))
+    assert is_problem(sent, 413, "bytes")
+
+
 def test_limits_hold():
     limits = Limits(
         upload_bytes=60_000,
@@ -364,7 +382,7 @@ def test_past_its_bounds_the_server_asks_to_wait(client, taught, monkeypatch):
         assert int(answer.headers["Retry-After"]) >= 1
 
     with monkeypatch.context() as patch:  # too many calls for the threads
-        patch.setattr(service, "_calls", 10_000)
+        patch.setattr(service._work, "_calls", 10_000)
         refused()
     with monkeypatch.context() as patch:  # too many pictures for the network
         patch.setattr(service.batchers["images"], "_in_work", 10_000)
@@ -372,7 +390,29 @@ def test_past_its_bounds_the_server_asks_to_wait(client, taught, monkeypatch):
     with monkeypatch.context() as patch:  # too many requests
         patch.setattr("gpldla.server.observing.MOST_UNDER_WAY", 0)
         refused()
+    with monkeypatch.context() as patch:  # too many ONNX files
+        patch.setattr(service.graphs, "_calls", 10_000)
+        answer = client.get(f"/v1/tasks/{taught}/classifier?format=onnx")
+        assert is_problem(answer, 429, "busy")
     assert client.post(f"/v1/tasks/{taught}/predict", files=files(picture())).status_code == 200
+
+
+def test_nobody_waits_for_the_files_of_others(client, taught, monkeypatch):
+    may_go_on = threading.Event()
+
+    def slow(taught, form):
+        may_go_on.wait(20)
+        return b"file"
+
+    monkeypatch.setattr("gpldla.server.routes.files.file_of", slow)
+    paths = [f"/v1/tasks/{taught}/classifier{query}" for query in ("", "?format=onnx")]
+    with ThreadPoolExecutor(8) as pool:
+        files_of_others = [pool.submit(client.get, path) for path in paths * 3]
+        answer = client.post(f"/v1/tasks/{taught}/predict", files=files(picture()))
+        assert answer.status_code == 200
+        assert not any(one.done() for one in files_of_others)
+        may_go_on.set()
+        assert [one.result().status_code for one in files_of_others] == [200] * 6
 
 
 def test_all_bodies_together_are_bounded_and_forgotten():
@@ -385,13 +425,15 @@ def test_all_bodies_together_are_bounded_and_forgotten():
         teach(client, task, "black", 2)
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch):
+@pytest.mark.parametrize("chunk", [None, b" "])
+def test_a_body_that_comes_too_slowly_is_not_waited_for(monkeypatch, chunk):
     monkeypatch.setattr("gpldla.server.bodies.SECONDS_TO_SEND", 0.05)
     sent = []
 
     async def ask(app):
         async def receive():
-            await asyncio.sleep(10)
+            await asyncio.sleep(10 if chunk is None else 0.01)
+            return {"type": "http.request", "body": chunk, "more_body": True}
 
         async def send(message):
             sent.append(message)

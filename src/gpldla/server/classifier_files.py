@@ -1,7 +1,6 @@
 """Classifiers as files: a task that a client takes away, and one that it brings back."""
 
 import tempfile
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +20,10 @@ from gpldla.utils.files import read_tensors
 
 MEDIA_TYPES = {"safetensors": "application/octet-stream", "onnx": "application/octet-stream"}
 
-_one_at_a_time = threading.Lock()  # both directions take the memory of another network
-
 
 def file_of(taught: Taught, form: str) -> bytes:
     """Return the classifier of a task as a file: "safetensors", or "onnx"."""
-    with _one_at_a_time, tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"classifier.{form}"
         if form == "onnx":
             from gpldla.export import export_fitted
@@ -44,7 +41,7 @@ class Brought:
     """
 
     def __init__(self, content: bytes, networks: dict[str, Network], limits: Limits) -> None:
-        with _one_at_a_time, tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "classifier.safetensors"
             file.write_bytes(content)
             try:

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 
 from gpldla.server.pictures import check_picture, plain_name
@@ -79,17 +80,14 @@ def _checked_label(label: Any) -> str:
 
 
 def _texts(body: bytes, limits: Limits, labelled: bool) -> Items:
+    schema: type[LabelledTexts | Texts] = LabelledTexts if labelled else Texts
     try:
-        given = (LabelledTexts if labelled else Texts).model_validate_json(body)
+        given = schema.model_validate(_object(body, len(schema.model_fields), limits.items_per_request))
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from None
     texts = given.texts
     if not texts:
         raise Problem(422, "There are no texts; send at least one.")
-    if len(texts) > limits.items_per_request:
-        raise Problem(
-            413, f"There are {len(texts)} texts; send at most {limits.items_per_request} at a time."
-        )
     for index, text in enumerate(texts):
         if len(text) > limits.text_characters:
             raise Problem(
@@ -104,3 +102,20 @@ def _texts(body: bytes, limits: Limits, labelled: bool) -> Items:
     ]
     label = given.label if isinstance(given, LabelledTexts) else None
     return Items("texts", texts, names, label)
+
+
+def _object(body: bytes, fields: int, most: int) -> dict[str, Any]:
+    """Return a JSON object with texts.
+
+    What it holds is counted before it is checked: a million faults would be described for minutes.
+    """
+    try:
+        found = from_json(body)
+    except ValueError as error:
+        raise Problem(422, f"The body is not JSON: {error}.") from None
+    if not isinstance(found, dict) or len(found) > fields:
+        raise Problem(422, "The body must be a JSON object without other fields than the documented ones.")
+    texts = found.get("texts")
+    if isinstance(texts, list) and len(texts) > most:
+        raise Problem(413, f"There are {len(texts)} texts; send at most {most} at a time.")
+    return found

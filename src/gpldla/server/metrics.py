@@ -1,6 +1,7 @@
 """Measurements for Prometheus; several workers of one server add theirs up."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import (
@@ -11,7 +12,7 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 SHARED = "PROMETHEUS_MULTIPROC_DIR"  # a folder that the workers share; set before this module is imported
 MEDIA_TYPE = CONTENT_TYPE_LATEST
@@ -49,3 +50,14 @@ def exposition() -> bytes:
         collect: Any = MultiProcessCollector  # has no annotations
         collect(registry)
     return generate_latest(registry)
+
+
+def forget_dead_workers() -> None:
+    """Leave out what waited in workers that have died; what they had counted stays."""
+    for file in Path(os.environ[SHARED]).glob("gauge_live*_*.db"):
+        pid = int(file.stem.rpartition("_")[2])
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            forget: Any = mark_process_dead  # has no annotations
+            forget(pid)

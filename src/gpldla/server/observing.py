@@ -25,6 +25,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
 }
+METHODS = ("GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS")
 GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -89,13 +90,20 @@ def _add_headers(headers: MutableHeaders, own_id: str) -> None:
 def _record(scope: Scope, status: int, seconds: float) -> None:
     route: Any = scope.get("route")
     path = getattr(route, "path_format", None) or "other"  # the pattern: names of tasks are not measurements
-    REQUESTS.labels(scope["method"], path, status).inc()
+    method = scope["method"] if scope["method"] in METHODS else "other"
+    REQUESTS.labels(method, path, status).inc()
     SECONDS.labels(path).observe(seconds)
     facts = {
         "method": scope["method"],
-        "path": scope["path"],
+        "path": _without_label(scope["path"]),
         "status": status,
         "ms": round(1000 * seconds, 1),
         "client": (scope.get("client") or ("",))[0],
     }
     access.info("%(method)s %(path)s %(status)s %(ms)s ms", facts, extra={"facts": facts})
+
+
+def _without_label(path: str) -> str:
+    """Return a path without the name of a class, which says what somebody teaches."""
+    before, classes, label = path.partition("/classes/")
+    return before + classes + ("…" if label else "")

@@ -1,5 +1,6 @@
 """Errors as a client sees them: problem details (RFC 9457), never a traceback and never a path."""
 
+import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -7,12 +8,15 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from gpldla.utils.errors import UserError
 
 MEDIA_TYPE = "application/problem+json"
 LISTED = 3  # faults of a request that one answer names
+
+log = logging.getLogger("gpldla.server")
 
 
 class Problem(HTTPException):
@@ -57,6 +61,11 @@ def add_problem_handlers(app: FastAPI) -> None:
         detail = error.detail if told else f"{_title(error.status_code)}."
         return problem_response(error.status_code, detail, error.headers)
 
+    async def of_database(request: Request, error: Exception) -> JSONResponse:
+        log.error("the database failed", exc_info=error)
+        return problem_response(503, "The database cannot be used now; the server's log says why.")
+
+    app.add_exception_handler(SQLAlchemyError, of_database)
     app.add_exception_handler(UserError, of_user_error)
     app.add_exception_handler(RequestValidationError, of_validation)
     app.add_exception_handler(HTTPException, of_http)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 SECONDS_TO_FINISH = 30  # for what is under way when the server is told to stop
+SECONDS_TO_SHOW_LIFE = 60  # for a worker, which is killed else; on a busy machine some take many
 VARIABLE = "GPLDLA_SERVER"  # holds the settings for the processes of the workers
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"  # read when `gpldla.server.metrics` is imported
 
@@ -27,10 +28,11 @@ def serve(settings: Settings, *, workers: int = 1, log_format: str = "json") -> 
         "host": settings.host,
         "port": settings.port,
         "timeout_graceful_shutdown": SECONDS_TO_FINISH,
+        "timeout_worker_healthcheck": SECONDS_TO_SHOW_LIFE,
         "server_header": False,
         "access_log": False,
         "log_config": None,
-        "http": "h11",  # bounds the headers of a request
+        "http": "gpldla.server.connections:Connection",  # by h11, which bounds the size of headers
         "ws": "none",
     }
     if workers == 1:
@@ -50,7 +52,11 @@ def app_of_worker() -> "FastAPI":
         import torch
 
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // facts["workers"]))
-    return _app(Settings.from_json(facts["settings"]), facts["log_format"])
+    app = _app(Settings.from_json(facts["settings"]), facts["log_format"])
+    from gpldla.server.metrics import forget_dead_workers
+
+    forget_dead_workers()  # this one may take the place of another
+    return app
 
 
 def _app(settings: Settings, log_format: str) -> "FastAPI":

@@ -305,6 +305,7 @@ class ShownLimits(Schema):
     """Bounds that a client should know, see the page on serving."""
 
     upload_bytes: int
+    json_bytes: int
     pixels: int
     items: int
     items_per_request: int

@@ -1,11 +1,7 @@
 """Everything that the routes share: the store, the networks, the pools of threads and their bounds."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,13 +13,9 @@ from gpldla.server.classifiers import Classifiers
 from gpldla.server.metrics import BATCHES, WAITING
 from gpldla.server.networks import Network, load_file, load_networks
 from gpldla.server.pictures import thumbnail_of
-from gpldla.server.problems import Problem
 from gpldla.server.settings import Settings
 from gpldla.server.storage import Store, open_database
-
-THREADS = 4  # that adapt, answer, and read and write the database
-WAITING_CALLS = 256  # for these threads; with more, a request is answered 429
-SECONDS_PER_CALL = 0.02  # for Retry-After
+from gpldla.server.threads import Threads
 
 Result = TypeVar("Result")
 
@@ -32,6 +24,8 @@ class Service:
     """What one process serves.
 
     file: the classifier that is served read-only; then there is no store
+    files, graphs: write and read classifiers' files, and ONNX files, which take seconds: one at a time, as
+        each takes the memory of another network, and nobody else waits for them
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -49,9 +43,9 @@ class Service:
             self.networks = load_networks(settings)
             self.classifiers = Classifiers(self._store, self.networks)
         self.batchers = {kind: self._batcher(network) for kind, network in self.networks.items()}
-        self._threads = ThreadPoolExecutor(THREADS, "work")
-        self._calls = 0
-        self._lock = threading.Lock()
+        self._work = Threads("work", 4, most_calls=256, seconds_per_call=0.02)
+        self.files = Threads("files", 1, most_calls=32, seconds_per_call=0.3)
+        self.graphs = Threads("graphs", 1, most_calls=4, seconds_per_call=10.0)
 
     @property
     def store(self) -> Store:
@@ -60,17 +54,8 @@ class Service:
         return self._store
 
     async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call a function that computes or waits for the disk, in a thread; 429 if too many calls wait."""
-        with self._lock:
-            if self._calls >= WAITING_CALLS:
-                raise Problem.busy(self._calls * SECONDS_PER_CALL / THREADS)
-            self._calls += 1
-        try:
-            call = partial(copy_context().run, function, *arguments)  # with the id of the request
-            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
-        finally:
-            with self._lock:
-                self._calls -= 1
+        """Call a function that adapts, answers or uses the database, in a thread; 429 if too many wait."""
+        return await self._work.run(function, *arguments)
 
     async def features(self, kind: str, items: Sequence[Any]) -> np.ndarray:
         """Return the features of items [n, ...]."""
@@ -89,7 +74,8 @@ class Service:
         """Finish what is under way."""
         for batcher in self.batchers.values():
             batcher.close()
-        self._threads.shutdown()
+        for threads in (self._work, self.files, self.graphs):
+            threads.close()
         if self._store is not None:
             self._store.close()
 

@@ -14,7 +14,8 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 class Limits:
     """Bounds on what one request, one task and the whole server may take; all are at least 1.
 
-    upload_bytes:    of the body of a request
+    upload_bytes:    of the body of a request that is a form, with pictures or a classifier
+    json_bytes:      of any other body: a small one can hold millions of values, each of which takes time
     pixels:          of one picture; those of all that are decoded at a time are bounded in `pixel_budget`
     bytes_in_flight: of all bodies that are being received or waited on, in sum
     items:           examples of one task
@@ -26,6 +27,7 @@ class Limits:
     """
 
     upload_bytes: int = 32 << 20
+    json_bytes: int = 4 << 20
     pixels: int = 50_000_000
     bytes_in_flight: int = 256 << 20
     items: int = 2_000

@@ -1,11 +1,12 @@
 // A class on the page: its name, its examples, and the ways to add more.
 
-import { button, count, el, icon, keep } from "./dom.js";
+import { button, count, el, icon, isTouch, keep } from "./dom.js";
 import { DRAGGED, dropTarget } from "./drop.js";
 import { linesOf } from "./items.js";
 import { showMenu } from "./menu.js";
 
 export const PICTURE_TYPES = "image/*,.heic,.heif,.tif,.tiff";
+const EMPTY = isTouch ? "Add a few pictures" : "Drop or paste pictures here";
 const FEW = 3; // examples, below which more are asked for
 
 /** Make the card of a class; acts: what the page does, see board.js. Call `card.show()` after changes. */
@@ -60,7 +61,7 @@ export function makeCard(group, lesson, acts) {
 }
 
 function entriesFor(group, lesson, acts, title) {
-  const entries = [{ text: "Rename", icon: "more", act: () => title.focus() }];
+  const entries = [{ text: "Rename", icon: "edit", act: () => title.focus() }];
   for (const other of lesson.groups.filter((one) => one !== group && lesson.examplesOf(group).length)) {
     entries.push({ text: `Merge into ${other.name}`, colour: other.colour, act: () => acts.renameGroup(group, other.name) });
   }
@@ -80,7 +81,7 @@ function pictureAdder(group, acts) {
   const hint = el("p", { className: "hint" });
   const element = el("div", { className: "adder" }, hint, el("div", { className: "row" }, choose, camera), input);
   const show = (number, name) => {
-    hint.textContent = number === 0 ? "Drop or paste pictures here" : number < FEW ? "A few more make it surer" : "";
+    hint.textContent = number === 0 ? EMPTY : number < FEW ? "A few more make it surer" : "";
     choose.setAttribute("aria-label", `Choose pictures of ${name}`);
     camera.setAttribute("aria-label", `Camera for ${name}`);
     input.setAttribute("aria-label", `Pictures of ${name}`);

@@ -14,11 +14,16 @@ const ICONS = {
   undo: "M9 6 4 11l5 5M4 11h10a5 5 0 0 1 0 10h-3",
   upload: "M12 16V5M7 9l5-5 5 5M5 20h14",
   check: "M5 13l4 4L19 7",
+  edit: "M4 20l1-4L16 5l3 3L8 19zM13.5 7.5l3 3",
+  message: "M4 5h16v11H10l-5 4v-4H4zM8 9h8M8 12h5",
   doubt: "M9 9a3 3 0 1 1 4.5 2.6c-1 .6-1.5 1.2-1.5 2.4M12 18h.01",
   bird: "M16 7h.01M3.4 18H12a8 8 0 0 0 8-8V7a4 4 0 0 0-7.3-2.3L2 20M20 7l2 .5-2 .5M10 18v3M14 17.8V21",
   hint: "M9 18h6M10 21h4M12 3a6 6 0 0 0-3.6 10.8c.4.3.6.8.6 1.2h6c0-.4.2-.9.6-1.2A6 6 0 0 0 12 3",
   live: "M12 9a3 3 0 1 1 0 6 3 3 0 0 1 0-6M5 5a10 10 0 0 0 0 14M19 5a10 10 0 0 1 0 14",
 };
+
+/** Whether pictures are chosen with a finger, and can hardly be dropped or pasted. */
+export const isTouch = matchMedia("(hover: none)").matches;
 
 /** Make an element: properties are set as such, `on…` listen, names with "-" and `role` are attributes. */
 export function el(tag, properties = {}, ...children) {

@@ -1,7 +1,7 @@
 // What a first-time visitor sees: what this is, in three steps, and a way to try it at once.
 
 import { drawBird, SIDE } from "./birds.js";
-import { button, el } from "./dom.js";
+import { button, el, isTouch } from "./dom.js";
 import { EXAMPLES } from "./examples.js";
 import { linesOf } from "./items.js";
 
@@ -9,11 +9,11 @@ const SHOWN = [["Robin", 3], ["Blue tit", 12], ["Chaffinch", 23]];
 const WORDS = {
   images: {
     title: "Teach a classifier with a few pictures",
-    steps: ["Drop or choose three or more pictures for each class.", "Drop a new one under “Try it”.", "See what it is, how sure that is, and why."],
+    steps: [`Name each class, and ${isTouch ? "choose" : "drop or choose"} three or more pictures of it.`, `${isTouch ? "Choose" : "Drop"} a new one under “Try it”.`, "See what it is, how sure that is, and why."],
   },
   texts: {
     title: "Teach a classifier with a few texts",
-    steps: ["Write or paste three or more texts for each class.", "Write a new one under “Try it”.", "See what it is, how sure that is, and why."],
+    steps: ["Name each class, and write or paste three or more texts of it.", "Write a new one under “Try it”.", "See what it is, how sure that is, and why."],
   },
 };
 const QUOTES = linesOf("Where is my parcel?\nI was charged twice.\nThe app closes by itself.");
@@ -25,7 +25,7 @@ export function makeHero(kind, acts) {
   const ways = el(
     "div",
     { className: "row" },
-    button(EXAMPLES[kind].name, "bird", () => acts.showExample(), { className: "primary" }),
+    button(EXAMPLES[kind].name, kind === "images" ? "bird" : "message", () => acts.showExample(), { className: "primary" }),
     button("Open a classifier", "upload", () => acts.openFile(), { className: "quiet" }),
   );
   const words = el("div", { className: "hero-words" }, el("h2", {}, title), list, ways);

@@ -4,7 +4,7 @@
 // Changes run one after another, each with the names that hold when its turn comes. Listeners of "change" redraw.
 
 import { Failure } from "./api.js";
-import { batchesOf, bodyOf, lighter } from "./items.js";
+import { allLighter, batchesOf, bodyOf } from "./items.js";
 import { remember, remembered } from "./memory.js";
 import { UNDO } from "./undo.js";
 
@@ -144,9 +144,8 @@ export class Lesson extends EventTarget {
       const ids = [];
       try {
         await this.#needTask();
-        const sent = await Promise.all(
-          items.map(async (item) => (item.file ? { file: await lighter(item.file) } : item)),
-        );
+        const isText = items[0].file === undefined;
+        const sent = isText ? items : (await allLighter(items.map(({ file }) => file))).map((file) => ({ file }));
         for (const batch of batchesOf(sent, this.limits)) ids.push(...(await this.#send(group, batch, failures)));
       } finally {
         this.pending = this.pending.filter((one) => !waiting.includes(one));

@@ -7,7 +7,14 @@ import { attempt, say } from "./notices.js";
 export function makeTakeaway(lesson, acts) {
   const heading = el("h2", { id: `${lesson.kind}-take` }, "Take it with you");
   const own = button("Download classifier", "download", () => acts.download("safetensors"), { className: "primary" });
-  const onnx = button("Download ONNX", "download", () => acts.download("onnx"));
+  let isMaking = false;
+  const onnx = button("Download ONNX", "download", async () => {
+    isMaking = true; // for seconds, in which nothing else would show that it does
+    section.show();
+    await acts.download("onnx");
+    isMaking = false;
+    section.show();
+  });
   const command = el("code", {});
   const section = el(
     "section",
@@ -25,7 +32,8 @@ export function makeTakeaway(lesson, acts) {
   section.show = () => {
     section.hidden = lesson.isEmpty;
     own.disabled = !lesson.isReady;
-    onnx.disabled = !lesson.isReady;
+    onnx.disabled = !lesson.isReady || isMaking;
+    onnx.lastElementChild.textContent = isMaking ? "Making the ONNX file …" : "Download ONNX";
     const file = `${fileStem(lesson.task?.name ?? "")}.safetensors`;
     command.textContent = `gpldla predict ${file} ${lesson.kind === "images" ? "new.jpg" : '"A new text"'}`;
   };

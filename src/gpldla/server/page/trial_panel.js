@@ -2,7 +2,7 @@
 
 import { makeAnswer } from "./answer.js";
 import { PICTURE_TYPES } from "./card.js";
-import { button, el, icon, keep } from "./dom.js";
+import { button, el, icon, isTouch, keep } from "./dom.js";
 import { dropTarget } from "./drop.js";
 
 const TYPING_PAUSE = 200; // ms
@@ -41,8 +41,8 @@ function pictureInput(trials, acts) {
     "div",
     { className: "invitation" },
     icon("picture"),
-    el("p", { className: "strong" }, "Drop a new picture here"),
-    el("p", { className: "hint" }, "one that the classes above have not seen; or paste it"),
+    el("p", { className: "strong" }, isTouch ? "Add a new picture" : "Drop a new picture here"),
+    el("p", { className: "hint" }, `one that the classes above have not seen${isTouch ? "" : "; or paste it"}`),
   );
   const choose = button("Choose", "picture", () => input.click(), { ariaLabel: "Choose a picture to try" });
   const camera = button("Camera", "camera", () => acts.photograph(null), { ariaLabel: "Camera for something to try" });

@@ -1,6 +1,6 @@
 // What is tried out: pictures or a text without a label, and the server's answers for them.
 
-import { batchesOf, bodyOf, lighter } from "./items.js";
+import { allLighter, batchesOf, bodyOf } from "./items.js";
 import { remember, remembered, rememberedTrials, rememberTrials } from "./memory.js";
 
 const MOST = 12; // pictures; the oldest give way
@@ -43,7 +43,7 @@ export class Trials extends EventTarget {
 
   /** Try pictures. */
   async add(files) {
-    const light = await Promise.all(files.map(lighter));
+    const light = await allLighter(files);
     for (const file of light) this.#push(file);
     for (const old of this.items.splice(0, Math.max(0, this.items.length - MOST))) URL.revokeObjectURL(old.url);
     this.selected = this.items.at(-light.length) ?? this.items.at(-1) ?? null;

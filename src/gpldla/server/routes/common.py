@@ -51,6 +51,7 @@ _TOLD = {
     401: "The bearer token is missing or wrong.",
     403: "The request comes from another site.",
     404: "There is no such thing.",
+    408: "The body comes too slowly.",
     409: "The task is not ready for this, or full.",
     413: "The body, a picture, a text or their number is too large.",
     415: "The body is of another type than this task takes.",
@@ -58,13 +59,13 @@ _TOLD = {
     422: "Something in the request is wrong; the detail names it.",
     429: "The server is busy; Retry-After says how many seconds to wait.",
     500: "The server has made a mistake.",
-    503: "The server is shutting down.",
+    503: "The server is shutting down, or its database cannot be used.",
 }
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the documentation of errors, besides those that any request may meet."""
-    every = {400, 401, 403, 413, 421, 422, 429, 500, 503, *statuses}
+    every = {400, 401, 403, 408, 413, 421, 422, 429, 500, 503, *statuses}
     schema = {"schema": ProblemDetails.model_json_schema()}
     return {
         status: {"description": _TOLD[status], "content": {MEDIA_TYPE: schema}} for status in sorted(every)

@@ -42,7 +42,8 @@ async def download(
 ) -> Response:
     """Return a task's classifier as a file, for `gpldla predict` or for any ONNX runtime."""
     taught = await service.run(service.classifiers.of, task_id)
-    content = await service.run(file_of, taught, form)
+    threads = service.graphs if form == "onnx" else service.files
+    content = await threads.run(file_of, taught, form)
     return Response(content, media_type=MEDIA_TYPES[form], headers=_disposition(taught.task.name, form))
 
 
@@ -64,7 +65,7 @@ async def upload(request: Request, service: Services) -> Task:
         if not isinstance(sent, UploadFile):
             raise Problem(422, "The form has no file 'file'; send a classifier as it.")
         content, name = await sent.read(), _name(form.get("name"), sent.filename)
-    brought = await service.run(Brought, content, service.networks, service.limits)
+    brought = await service.files.run(Brought, content, service.networks, service.limits)
     network = brought.network
     made = await service.run(
         service.store.create_task,

@@ -6,6 +6,7 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -26,10 +27,19 @@ def open_database(url: str | None) -> Engine:
     try:
         engine = _engine(url or IN_MEMORY)
         _migrate(engine)
+    except CommandError:  # alembic knows no way from the tables that are there
+        raise UserError(
+            f"The database {_shown(url)} was written by a later version of gpldla; install that, or restore"
+            " the copy that was made before."
+        ) from None
     except (SQLAlchemyError, ImportError, OSError) as error:
-        shown = make_url(url).render_as_string() if url and "://" in url else url  # without the password
-        raise UserError(f"The database {shown} cannot be opened ({first_line(error)}).") from None
+        raise UserError(f"The database {_shown(url)} cannot be opened ({first_line(error)}).") from None
     return engine
+
+
+def _shown(url: str | None) -> str | None:
+    """Return a URL without its password."""
+    return make_url(url).render_as_string() if url and "://" in url else url
 
 
 def sqlite_url(file: Path) -> str:

@@ -36,6 +36,10 @@ class Store:
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self._engine, self._limits = engine, limits
+        # A task and its examples are read in two queries, of which both must see the same revision.
+        self._snapshots = engine
+        if engine.dialect.name == "postgresql":  # SQLite's transactions are snapshots anyway
+            self._snapshots = engine.execution_options(isolation_level="REPEATABLE READ")
         # A database in memory is one connection, which only one thread may use at a time.
         self._lock = threading.RLock() if isinstance(engine.pool, StaticPool) else None
 
@@ -258,7 +262,7 @@ class Store:
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with self._alone(), self._engine.begin() as connection:
+        with self._alone(), self._snapshots.begin() as connection:
             yield connection
 
     @contextmanager
