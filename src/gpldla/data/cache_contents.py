@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpldla.data.store import MANIFEST
+from gpldla.data.store_manifest import MANIFEST
 from gpldla.utils.errors import UserError
 
 STORE_NAME = re.compile(r".+-[0-9a-f]{10}")  # see `store_folder`
