@@ -25,14 +25,14 @@ PAGES = (ROOT / "docs" / "methods" / "gpldla-auto.md", ROOT / "docs" / "own-data
 SHOTS = (1, 2, 5, 10)
 # Numbers of tasks by ways and shots: so many that the noise of the ECE is below one point
 TASKS = {
-    (5, 1): 200, (5, 2): 120, (5, 5): 40, (5, 10): 30,
-    (20, 1): 40, (20, 2): 40, (20, 5): 12, (20, 10): 8,
+    (5, 1): 150, (5, 2): 110, (5, 5): 45, (5, 10): 45,
+    (20, 1): 32, (20, 2): 80, (20, 5): 14, (20, 10): 44,
 }  # fmt: skip
 TIMED_TASKS = 12
 SPECIAL = {
-    "two classes": ((1, 1), 150),
-    "unequal shots": ((1, 5, 1, 5, 1), 100),
-    "a duplicated example": ((1,) * 5, 100),
+    "two classes": ((1, 1), 220),
+    "unequal shots": ((1, 5, 1, 5, 1), 180),
+    "a duplicated example": ((1,) * 5, 160),
 }
 
 
