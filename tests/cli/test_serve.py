@@ -29,6 +29,7 @@ def taught_task(client):
     [
         (["--host", "0.0.0.0"], "--token-file"),
         (["--host", "::"], "--no-token"),
+        (["--allowed-host", "birds.example.org"], "Through a proxy"),
         (["--workers", "2"], "--data-dir"),
         (["--limit", "pixel=3"], "did you mean 'pixels'"),
         (["--limit", "pixels=0"], "pixels must be a whole number"),

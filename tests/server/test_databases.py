@@ -64,6 +64,9 @@ def test_what_is_stored_comes_back(store):
     given = rows(3)
     added, after = store.add(task.id, "ä; DROP TABLE tasks", given)
     assert after.revision == store.revision(task.id) == 1
+    store.add(task.id, "a", rows(1, 1))  # the order of classes is that of their first examples, everywhere
+    assert list(store.tasks()[0].counts) == list(store.task(task.id).counts) == ["ä; DROP TABLE tasks", "a"]
+    store.remove_class(task.id, "a")
     found, examples, features, unlabelled = store.rows(task.id)
     assert (found.name, found.counts) == ("naïve 鳥 '\"", {"ä; DROP TABLE tasks": 3})
     assert examples == added == store.examples(task.id)

@@ -158,6 +158,11 @@ class TestEveryAnswer:
         assert headers["referrer-policy"] == "no-referrer"
         assert "server" not in headers
 
+    @pytest.mark.parametrize("path", ["/", "/static/app.js", "/healthz", "/readyz"])
+    def test_can_be_asked_for_its_head(self, client, path):
+        answer = client.head(path)
+        assert (answer.status_code, answer.headers["x-content-type-options"]) == (200, "nosniff")
+
     def test_has_an_id_that_is_in_the_log(self, client, caplog):
         with caplog.at_level(logging.INFO, logger="gpldla.access"):
             given = client.get("/v1/server", headers={"X-Request-ID": "abc-1"}).headers["x-request-id"]

@@ -113,10 +113,11 @@ def _check(settings: "Settings", workers: int, *, no_token: bool) -> None:
     """Refuse settings that contradict each other, or that would let in anyone by mistake."""
     if no_token and settings.token is not None:
         raise UserError("There is a token; leave out --no-token, or the token.")
-    if not settings.is_local and settings.token is None and not no_token:
+    if settings.token is None and not no_token and (not settings.is_local or settings.allowed_hosts):
+        where = "Through a proxy" if settings.is_local else f"On {settings.host}"
         raise UserError(
-            f"On {settings.host} other machines can connect: give a token with --token-file or"
-            f" {TOKEN_VARIABLE}, or --no-token to let anyone in."
+            f"{where} other machines can connect: give a token with --token-file or {TOKEN_VARIABLE}, or"
+            " --no-token to let anyone in."
         )
     if workers > 1 and settings.file is None and settings.database is None:
         raise UserError("Several workers need a place to share: give --data-dir or --database.")

@@ -146,6 +146,8 @@ def square_pixels(content: bytes, channels: int, side: int) -> tuple[np.ndarray,
         opened.draft(mode, (2 * side, 2 * side))
         with room_for(opened):
             picture = to_square(in_mode(upright(opened), mode), side, "bilinear", reading=1)
+            if picture is not opened:
+                opened.close()
     return np.asarray(picture).reshape(side, side, channels).transpose(2, 0, 1), shape
 
 

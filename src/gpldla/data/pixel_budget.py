@@ -15,7 +15,7 @@ from gpldla.utils.process import return_free_memory
 
 VARIABLE = "GPLDLA_MAX_PIXELS"
 MAX_PIXELS = 1 << 27  # of one picture, 134 million: 108-megapixel phones are below it
-PIXELS_AT_ONCE = 1 << 26  # in all threads, 67 million: some 0.3 GB as RGB, and as much for the decoders
+PIXELS_AT_ONCE = 1 << 26  # in all threads, 67 million: 0.3 GB as RGB; with WebP's decoder some 0.8 GB
 
 
 def max_pixels() -> int:
@@ -51,7 +51,7 @@ class PixelBudget:
 
     def _release(self, pixels: int) -> None:
         self._released += pixels
-        if self._released >= self._most:  # else every thread would keep the memory of its largest picture
+        if 2 * self._released >= self._most:  # else every thread would keep the memory of its largest picture
             self._released = 0
             return_free_memory()
         with self._changed:
@@ -81,4 +81,8 @@ def room_for(picture: Image.Image) -> Iterator[None]:
     if pixels > limit:
         raise ValueError(f"it has {pixels:,} pixels, and {VARIABLE} allows {limit:,}")
     with _process.budget.hold(pixels):
-        yield
+        try:
+            yield
+        finally:
+            # Those of WebP and AVIF hold copies until the picture itself has gone, which is after this block.
+            vars(picture).pop("_decoder", None)

@@ -5,13 +5,14 @@ from contextlib import suppress
 from io import BytesIO
 from pathlib import PurePosixPath
 
-from PIL import Image, ImageOps
+from PIL import Image
 
-from gpldla.data.decoding import in_mode, open_picture, reads_heic
+from gpldla.data.decoding import in_mode, open_picture, reads_heic, upright
 from gpldla.data.pixel_budget import room_for
 from gpldla.server.problems import Problem
 
 THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 160, 80
+REDUCED_LATER = ("1", "P", "PA", "I", "I;16", "I;16B", "F")  # pixels that cannot be averaged as they are
 NAME_LENGTH = 200
 BRANDS = {
     b"avif": "AVIF",
@@ -63,10 +64,15 @@ def thumbnail_of(content: bytes) -> bytes | None:
     side = THUMBNAIL_SIDE
     with suppress(Exception), open_picture(BytesIO(content)) as opened, room_for(opened):
         opened.draft("RGB", (2 * side, 2 * side))  # JPEGs are decoded at a fraction of their size
-        picture = in_mode(ImageOps.exif_transpose(opened), "RGB")
+        picture = upright(opened)
+        if picture.mode not in REDUCED_LATER:  # before it is converted, which takes copies of all pixels
+            picture.thumbnail((side, side), Image.Resampling.BILINEAR)
+        picture = in_mode(picture, "RGB")
         picture.thumbnail((side, side), Image.Resampling.BILINEAR)
+        if picture is not opened:
+            opened.close()
         buffer = BytesIO()
-        picture.save(buffer, "WEBP", quality=THUMBNAIL_QUALITY)  # without EXIF: no place, no date
+        picture.save(buffer, "WEBP", quality=THUMBNAIL_QUALITY, exif=b"")  # no place, no date
         return buffer.getvalue()
     return None
 

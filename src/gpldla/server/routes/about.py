@@ -34,12 +34,14 @@ async def metrics(service: Services) -> Response:
     return Response(await service.run(exposition), media_type=MEDIA_TYPE)
 
 
+@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", tags=["server"])
 async def healthz() -> dict[str, str]:
     """Answer as long as the process lives."""
     return {"status": "ok"}
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", tags=["server"])
 async def readyz(service: Services) -> dict[str, str]:
     """Answer if the database does: requests can be sent."""

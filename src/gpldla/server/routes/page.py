@@ -28,10 +28,12 @@ def page_router() -> APIRouter:
         content, kind = files[name]
         return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
 
+    @router.head("/")
     @router.get("/")
     async def index() -> Response:
         return answer(INDEX)
 
+    @router.head("/static/{name:path}")
     @router.get("/static/{name:path}")
     async def static(name: str) -> Response:
         return answer(name)

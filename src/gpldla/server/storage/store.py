@@ -82,7 +82,10 @@ class Store:
             found = connection.execute(alive).all()
             counted = select(EXAMPLES.c.task, EXAMPLES.c.label, func.count()).where(~EXAMPLES.c.deleted)
             counts: dict[str, Counter[str]] = {}
-            for task, label, count in connection.execute(counted.group_by(EXAMPLES.c.task, EXAMPLES.c.label)):
+            grouped = counted.group_by(EXAMPLES.c.task, EXAMPLES.c.label).order_by(
+                func.min(EXAMPLES.c.number)
+            )
+            for task, label, count in connection.execute(grouped):
                 counts.setdefault(task, Counter())[label] = count
             return [_record(row, counts.get(row.id, Counter())) for row in found]
 
