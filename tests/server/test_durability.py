@@ -65,9 +65,12 @@ def kill_while_writing(folder, kills, seed=0):
                 )
                 for i in range(WRITERS)
             ]
+            known = len(acknowledged)
             for writer in writers:
                 writer.start()
-            time.sleep(rng.uniform(0.05, 0.6))
+            while len(acknowledged) == known and any(writer.is_alive() for writer in writers):
+                time.sleep(0.01)  # a busy machine may take a while to acknowledge the first one
+            time.sleep(rng.uniform(0, 0.5))
             process.kill()
             for writer in writers:
                 writer.join(40)
@@ -82,7 +85,7 @@ def check(folder, kills, capsys):
     count, wrong = kill_while_writing(folder, kills)
     with capsys.disabled():
         print(f"\n{kills} kills in the middle of writes: {count} acknowledged, {len(wrong)} lost")
-    assert count > kills
+    assert count >= kills
     assert wrong == []
 
 
