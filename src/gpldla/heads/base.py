@@ -319,10 +319,13 @@ def unit_length(x: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         x = rescale_rows(x)  # a compiled graph cannot check whether this is necessary
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    if can_read_values(norm) and not norms_in_safe_range(norm.square()):
+    if can_read_values(norm):
+        if norms_in_safe_range(norm.square()):
+            unit: Tensor = x / norm
+            return unit
         x = rescale_rows(x)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    unit: Tensor = x / norm.where(norm > 0, 1)
+    unit = x / norm.where(norm > 0, 1)
     return unit
 
 
