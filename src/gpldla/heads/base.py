@@ -321,12 +321,10 @@ def unit_length(x: Tensor) -> Tensor:
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     if can_read_values(norm):
         if norms_in_safe_range(norm.square()):
-            unit: Tensor = x / norm
-            return unit
+            return torch.div(x, norm)
         x = rescale_rows(x)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    unit = x / norm.where(norm > 0, 1)
-    return unit
+    return torch.div(x, norm.where(norm > 0, 1))
 
 
 def rescale_rows(x: Tensor) -> Tensor:
