@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor
 
 from gpldla.classifier.estimator_answers import EstimatorAnswers
@@ -19,6 +19,7 @@ from gpldla.classifier.labels import check_labels, merge_classes
 from gpldla.classifier.novelty import Novelty
 from gpldla.classifier.prior_learning import learn_prior
 from gpldla.classifier.task import AdaptedTask
+from gpldla.classifier.validation import validate_examples, validate_rows
 from gpldla.heads.gp.linear_gp import Predictive
 from gpldla.heads.gp.task_posterior import TaskPosterior
 from gpldla.heads.gpldla_auto import Covariance, GPLDLAAuto
@@ -188,7 +189,7 @@ class GPLDLAClassifier(WithNames, EstimatorAnswers):
         self : GPLDLAClassifier
         """
         with self._rollback_on_error():
-            X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
+            X, y = validate_examples(self, X, y, reset=True)
             check_labels(y)
             examples, y = self._examples(X, y, sample_weight)
             classes = merge_classes([*named_classes(self.prior_mean), y])
@@ -219,7 +220,7 @@ class GPLDLAClassifier(WithNames, EstimatorAnswers):
         """
         with self._rollback_on_error():
             first = not hasattr(self, "classes_")
-            X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=first)
+            X, y = validate_examples(self, X, y, reset=first)
             check_labels(y)
             self._check_settings()
             examples, y = self._examples(X, y, sample_weight)
@@ -271,7 +272,7 @@ class GPLDLAClassifier(WithNames, EstimatorAnswers):
         -------
         self : GPLDLAClassifier
         """
-        X, y = validate_data(self, X_base, y_base, dtype=[np.float64, np.float32])
+        X, y = validate_examples(self, X_base, y_base, reset=True)
         check_labels(y)
         self._check_settings()
         codes = np.unique(y, return_inverse=True)[1]
@@ -372,7 +373,7 @@ class GPLDLAClassifier(WithNames, EstimatorAnswers):
             )
         if not len(X):
             return None
-        rows = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        rows = validate_rows(self, X, reset=False)
         return torch.from_numpy(np.array(rows))
 
     def _given_center(self, examples: Examples) -> np.ndarray | None:

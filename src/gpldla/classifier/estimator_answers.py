@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from gpldla.classifier.expected_accuracy import ExpectedAccuracy
 from gpldla.classifier.suggestion import suggest
 from gpldla.classifier.task import AdaptedTask
 from gpldla.classifier.uncertainty import Uncertainty
+from gpldla.classifier.validation import validate_rows
 
 
 class EstimatorAnswers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped
@@ -152,7 +153,7 @@ class EstimatorAnswers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
     def _in_chunks(self, X: Any, function: Callable[[Tensor], Tensor]) -> np.ndarray:
         """Apply a function to the rows of X in the precision of the training rows, in chunks."""
         check_is_fitted(self, "classes_")
-        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        X = validate_rows(self, X, reset=False)
         step = self._task.rows_per_chunk(X.shape[1])
         parts = []
         for start in range(0, len(X), step):

@@ -329,11 +329,12 @@ def unit_length(x: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         x = rescale_rows(x)  # a compiled graph cannot check whether this is necessary
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    if can_read_values(norm) and not norms_in_safe_range(norm.square()):
+    if can_read_values(norm):
+        if norms_in_safe_range(norm.square()):
+            return torch.div(x, norm)
         x = rescale_rows(x)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    unit: Tensor = x / norm.where(norm > 0, 1)
-    return unit
+    return torch.div(x, norm.where(norm > 0, 1))
 
 
 def rescale_rows(x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gpldla.heads.gp.function_space import cholesky
 from gpldla.heads.gp.linear_gp import LinearGPPosterior, logit_variance
 from gpldla.heads.gp.predictive import quadrature
 from gpldla.heads.gp.rows import Rows
@@ -162,6 +163,13 @@ class _Weights:
         present, remains = (counts > 0).to(member.dtype), left > 1e-9 * own_count
         return cls(member, one_hot, counts, present, share, weight, removed, own_count, left, remains)
 
+    def less_means(self, columns: Tensor) -> Tensor:
+        """Return columns [..., a, i] less the mean of the columns of i's class.
+
+        With inner products H this is H·residual, by way of the C class means instead of n columns.
+        """
+        return columns - (columns @ self.share) @ self.one_hot.mT
+
 
 def _products(
     H: Tensor, weights: _Weights, normalize: bool, recentre: bool, whiten: bool
@@ -174,23 +182,24 @@ def _products(
     one_hot, share, removed, left, remains = (
         weights.one_hot, weights.share, weights.removed, weights.left, weights.remains,
     )  # fmt: skip
-    own_share = share @ one_hot.mT  # [..., a, i]: coefficient of a in the mean of i's class
-    residual = identity - own_share  # column i: dual coefficients of r_i = u_i − mean of its class
-    gain, G = torch.zeros_like(weights.weight), torch.zeros_like(H)
+    residual = weights.less_means(identity)  # column i: dual coefficients of r_i = u_i − mean of its class
+    gain = torch.zeros_like(weights.weight)
     if whiten:
-        H, G, gain = _whiten(H, residual, weights)
+        H, gain = _whiten(H, residual, weights)
+    G = weights.less_means(H)  # columns g_i = U A⁻¹ r_i, [..., a, i]
 
     # The centre without example i, as dual coefficients: column i of Q.
     n_present = weights.present.sum(-1, keepdim=True)
-    Q = torch.zeros_like(H)
+    Q = HQ = torch.zeros_like(H)
     shift = removed / positive(left) * remains  # the mean of the class moves by shift·(mean − u_i)
     if recentre:
         centre = (share @ weights.present.unsqueeze(-1)) / n_present.unsqueeze(-1)  # [..., n, 1]
-        Q = centre - residual * (shift / n_present).unsqueeze(-2)
+        moved = (shift / n_present).unsqueeze(-2)
+        Q, HQ = centre - residual * moved, H @ centre - G * moved
 
     # Γ_ab^(i) = (u_a − c_i)ᵀ A_i⁻¹ (u_b − c_i), only the parts that are needed
     GQ = (G * Q).sum(-2)  # g_i·q_i, [..., i]
-    HQ = H @ Q + G * (gain * GQ).unsqueeze(-2)  # [..., a, i]
+    HQ = HQ + G * (gain * GQ).unsqueeze(-2)  # [..., a, i]
     QHQ = (Q * HQ).sum(-2)  # [..., i]
     norm2 = H.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) + gain.unsqueeze(-2) * G.square() - 2 * HQ
     norm2 = (norm2 + QHQ.unsqueeze(-2)).clamp_min(0)  # Γ_aa^(i), [..., a, i]
@@ -210,25 +219,25 @@ def _products(
     return dots * _of_left_out(scale), mean_norm2, norm2
 
 
-def _whiten(H: Tensor, residual: Tensor, weights: _Weights) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the inner products in the metric A⁻¹, G with columns g_i = U A⁻¹ r_i, and the gain [..., i].
+def _whiten(H: Tensor, residual: Tensor, weights: _Weights) -> tuple[Tensor, Tensor]:
+    """Return the inner products in the metric A⁻¹ [..., n, n] and the gain [..., i].
 
-    Leaving example i out of A adds gain_i·g_i g_iᵀ to the inner products.
+    With g_i = U A⁻¹ r_i, leaving example i out of A adds gain_i·g_i g_iᵀ to the inner products.
     """
     root = weights.weight.sqrt()
     identity = torch.eye(H.shape[-1], dtype=H.dtype, device=H.device)
-    scatter = root.unsqueeze(-1) * (residual.mT @ H @ residual) * root.unsqueeze(-2)  # R Rᵀ
+    UR = weights.less_means(H) * root.unsqueeze(-2)  # U Rᵀ, [..., n, n]
+    scatter = weights.less_means(UR.mT).mT * root.unsqueeze(-1)  # R Rᵀ
     trace = scatter.diagonal(dim1=-2, dim2=-1).sum(-1)
     trace = zero_if_rounding(trace, (weights.weight * H.diagonal(dim1=-2, dim2=-1)).sum(-1))
     kappa = scatter_scale(trace, weights.member)[..., None, None]
-    UR = H @ (residual * root.unsqueeze(-2))  # U Rᵀ, [..., n, n]
     # Woodbury: (I + κRᵀR)⁻¹ = I − κRᵀ(I + κRRᵀ)⁻¹R
-    H = H - kappa * UR @ torch.linalg.solve(identity + kappa * scatter, UR.mT)
-    G = H @ residual
-    own_spread = (residual * G).sum(-2)  # r_iᵀA⁻¹r_i
+    half = torch.linalg.solve_triangular(cholesky(identity + kappa * scatter), UR.mT, upper=False)
+    H = H - kappa * (half.mT @ half)
+    own_spread = (residual * weights.less_means(H)).sum(-2)  # r_iᵀA⁻¹r_i
     # Sherman-Morrison for A − κ t r_i r_iᵀ, where t = δ n_y / (n_y − δ)
     t = kappa[..., 0] * weights.removed * weights.own_count / positive(weights.left)
-    return H, G, t / (1 - t * own_spread).clamp_min(1e-6) * weights.remains
+    return H, t / (1 - t * own_spread).clamp_min(1e-6) * weights.remains
 
 
 def _of_left_out(matrix: Tensor) -> Tensor:
