@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
+LONGEST_LIST = 2000  # characters of the names that a sentence lists: they may come from a file
+
 
 class UserError(ValueError):
     """Wrong input: the message is one sentence that names the thing and the remedy.
@@ -27,7 +29,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(word, known, n=1) or difflib.get_close_matches(
         word.lower(), known, n=1
     )
-    return f"; did you mean {nearest[0]!r}?" if nearest else f"; known are {', '.join(known)}."
+    if nearest:
+        return f"; did you mean {nearest[0]!r}?"
+    names = ", ".join(known)
+    return f"; known are {names if len(names) <= LONGEST_LIST else names[:LONGEST_LIST] + '…'}."
 
 
 def require_positive(**settings: Any) -> None:
@@ -42,6 +47,13 @@ def require_count(**settings: Any) -> None:
     for name, value in settings.items():
         if not (_is_number(value, Integral) and value >= 1):
             raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")
+
+
+def require_flag(**settings: Any) -> None:
+    """Raise an error for settings, given by name, that are neither True nor False."""
+    for name, value in settings.items():
+        if not isinstance(value, bool) and type(value).__name__ != "bool":  # that of NumPy
+            raise UserError(f"{name} must be True or False, not {value!r}.")
 
 
 def _is_number(value: Any, kind: type) -> bool:
