@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
-LONGEST_LIST = 2000  # characters of the names that a sentence lists: they may come from a file
+LONGEST = 3000  # characters of a message: it may quote a word of a damaged file, which has any length
 
 
 class UserError(ValueError):
@@ -14,6 +14,11 @@ class UserError(ValueError):
 
     The command line prints the message alone and exits with code 2.
     """
+
+    def __init__(self, message: object = "") -> None:
+        text = str(message)
+        half = LONGEST // 2  # what is wrong and the remedy are at the ends
+        super().__init__(text if len(text) <= LONGEST else f"{text[:half]} … {text[-half:]}")
 
 
 class RunError(RuntimeError):
@@ -29,10 +34,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(word, known, n=1) or difflib.get_close_matches(
         word.lower(), known, n=1
     )
-    if nearest:
-        return f"; did you mean {nearest[0]!r}?"
-    names = ", ".join(known)
-    return f"; known are {names if len(names) <= LONGEST_LIST else names[:LONGEST_LIST] + '…'}."
+    return f"; did you mean {nearest[0]!r}?" if nearest else f"; known are {', '.join(known)}."
 
 
 def require_positive(**settings: Any) -> None:
