@@ -194,7 +194,12 @@ def methods() -> dict[str, Predictive]:
 
     def monte_carlo(n_samples: int) -> Predictive:
         generator = torch.Generator().manual_seed(1234)
-        return lambda mean, var: predictive.monte_carlo(mean, var, n_samples, generator)
+
+        def draw(mean: Tensor, var: Tensor) -> Tensor:
+            noise = torch.randn(n_samples, *mean.shape, dtype=mean.dtype, generator=generator)
+            return predictive.monte_carlo(mean, var, n_samples, noise)
+
+        return draw
 
     def quasi_monte_carlo(n_points: int) -> Predictive:
         return lambda mean, var: predictive.quasi_monte_carlo(mean, var, n_points)

@@ -28,6 +28,14 @@ def log_prob_of(confidences):
     return torch.stack([p, 1 - p], 1).log()
 
 
+@pytest.mark.parametrize("scale", [1, 1e4])
+def test_the_temperature_of_float32_is_that_of_the_same_numbers_in_float64(scale):
+    """In float32 the likelihood is too rough a function of T for a search to find its minimum."""
+    log_prob, labels = random_predictions(spread=2.0 * scale)
+    rounded = log_prob.float()
+    assert fit_temperature(rounded, labels) == fit_temperature(rounded.double(), labels)
+
+
 class TestCalibrationError:
     @pytest.mark.parametrize("ways", [2, 5, 20])
     @pytest.mark.parametrize("temperature", [0.4, 1.0, 3.0])

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from lightning_fabric import Fabric
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -16,7 +17,7 @@ from gpldla.classifier.model import FewShotModel
 from gpldla.evaluation import PartEvaluator
 from gpldla.heads import Head, Posterior, register_head
 from gpldla.heads import base as heads_base
-from gpldla.training import checkpoint
+from gpldla.training import checkpoint, validation
 from gpldla.training import run as training
 from gpldla.training.metrics import METRICS
 from gpldla.training.run import train
@@ -78,6 +79,30 @@ def test_the_best_weights_are_kept(finished):
     folder, result = finished
     best = max(row["validation_accuracy"] for row in metrics(folder) if "validation_accuracy" in row)
     assert result.model.info["validation_accuracy"] == best
+
+
+def test_of_equally_good_weights_the_first_are_kept(tmp_path, monkeypatch):
+    """Those that were trained longer are not better, and their number depends on when validation comes."""
+    kept = {}
+    for name, accuracies in {"equal": [50, 50, 50], "worse": [50, 40, 30], "better": [50, 60, 70]}.items():
+        coming = iter(accuracies)
+        monkeypatch.setattr(training, "accuracy_percent", lambda *_, c=coming: torch.tensor([float(next(c))]))
+        kept[name] = next(run(tiny_recipe(ema=0.0), tmp_path / name).model.backbone.parameters())
+    assert torch.equal(kept["equal"], kept["worse"])
+    assert not torch.equal(kept["equal"], kept["better"])
+
+
+def test_the_temperature_is_not_fitted_on_the_tasks_that_chose_the_weights(monkeypatch):
+    fitted_on = []
+    monkeypatch.setattr(validation, "fit_temperature", lambda *given: fitted_on.append(given) or 1.0)
+    recipe = tiny_recipe()
+    assert recipe.validation.episodes == recipe.validation.temperature_episodes
+    measured = validation.Validation(recipe, tiny_protocol().part("validation"), Fabric(accelerator="cpu"))
+    model = FewShotModel("conv4s")
+    measured.temperature(model)
+    chosen_on = measured.predictions(model).flat
+    assert fitted_on[0][0].shape == chosen_on[0].shape
+    assert not torch.equal(fitted_on[0][0], chosen_on[0])
 
 
 def test_the_kept_model_sees_images_as_validation_did(tmp_path):

@@ -60,6 +60,6 @@ def _split_size(text: str) -> tuple[str, int | None]:
     found = _SIZE.search(text)
     if found is None:
         return text, None
-    if not (found[1].isascii() and found[1].isdigit()) or int(found[1]) < 1:
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", found[1]):
         raise UserError(f"Model {text!r}: size must be a whole number of pixels, such as size=448.")
     return text[: found.start()], int(found[1])

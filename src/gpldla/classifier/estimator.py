@@ -23,7 +23,7 @@ from gpldla.classifier.validation import validate_examples, validate_rows
 from gpldla.heads.gp.linear_gp import Predictive
 from gpldla.heads.gp.task_posterior import TaskPosterior
 from gpldla.heads.gpldla_auto import Covariance, GPLDLAAuto
-from gpldla.utils.errors import UserError, require_positive
+from gpldla.utils.errors import UserError, require_flag, require_positive
 from gpldla.utils.progress import SILENT, Reporter
 
 
@@ -401,11 +401,15 @@ class GPLDLAClassifier(WithNames, EstimatorAnswers):
         if not (isinstance(self.whiten, (bool, np.bool_)) or self.whiten == "auto"):
             raise UserError(f"whiten must be True, False or 'auto', not {self.whiten!r}.")
         require_positive(temperature=self.temperature)
+        require_flag(normalize=self.normalize)
         d = self.n_features_in_
         if self.metric is not None and np.shape(self.metric) != (d, d):
             raise UserError(f"metric must have shape ({d}, {d}), not {np.shape(self.metric)}.")
         if self.novelty is not None and np.shape(self.novelty) != (2,):
             raise UserError(f"novelty must be two numbers, slope and offset, not {self.novelty!r}.")
+        for name, numbers in (("metric", self.metric), ("novelty", self.novelty)):
+            if numbers is not None and not np.isfinite(np.asarray(numbers, float)).all():
+                raise UserError(f"{name} holds numbers that are infinite or NaN; give finite ones.")
 
 
 def _indices(y: np.ndarray, classes: np.ndarray) -> Tensor:

@@ -76,9 +76,14 @@ class AdaptedTask:
         rows = _centred(examples.rows, center)
 
         def posterior_with(more: Tensor | None) -> Posterior:
-            posterior = head.adapt_weighted(
-                rows, examples.labels, ways, examples.weights, unlabelled=more, backbone=backbone
-            )
+            try:
+                posterior = head.adapt_weighted(
+                    rows, examples.labels, ways, examples.weights, unlabelled=more, backbone=backbone
+                )
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                raise _too_large(rows) from None
+            if any(tensor.isnan().any() for tensor in posterior.state().values()):
+                raise _too_large(rows)
             posterior.fix_draws(seed)
             return posterior
 
@@ -234,6 +239,13 @@ class AdaptedTask:
                 " damaged; scale the features, or fit it again."
             )
         return answers
+
+
+def _too_large(rows: Tensor) -> UserError:
+    return UserError(
+        f"The features reach {rows.abs().max().item():.1g} and cannot be computed with in"
+        f" {str(rows.dtype).removeprefix('torch.')}; scale them, or give float64."
+    )
 
 
 def _centred(rows: Tensor, center: Tensor | None) -> Tensor:

@@ -21,6 +21,7 @@ from gpldla.cli.tables import list_models, show_tables
 from gpldla.cli.training import evaluate, train
 from gpldla.utils.errors import RunError, UserError
 from gpldla.utils.process import prepare_process
+from gpldla.utils.visible import visible
 
 app = typer.Typer(
     help="Few-shot classification with calibrated probabilities, in closed form.",
@@ -92,19 +93,19 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except UserError as error:
-        print(f"gpldla: {error}", file=sys.stderr)
+        print(visible(f"gpldla: {error}"), file=sys.stderr)
         code = 2
     except RunError as error:
-        print(f"gpldla: {error}", file=sys.stderr)
+        print(visible(f"gpldla: {error}"), file=sys.stderr)
         code = 1
     except CliUsageError as error:
         message = error.format_message()
         if "\n" not in message:  # else no command was given, and the message is the help itself
             message = f"gpldla: {message}{'' if message[-1:] in '.?' else '.'} See gpldla --help."
-        print(message, file=sys.stderr)
+        print(visible(message), file=sys.stderr)
         code = 2
     except OSError as error:  # a full disk or a removed folder: a traceback would explain nothing
-        print(f"gpldla: {error}; check that the path exists and can be written to.", file=sys.stderr)
+        print(visible(f"gpldla: {error}; check that the path exists and can be written to."), file=sys.stderr)
         code = 2
     except (typer.Abort, KeyboardInterrupt):
         code = 130

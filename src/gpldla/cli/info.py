@@ -49,8 +49,9 @@ def _examples(classifier: "FewShotClassifier") -> list[dict[str, Any]]:
 
 
 def _print(console: Console, facts: dict[str, Any]) -> None:
-    from rich.markup import escape
     from rich.table import Column, Table
+
+    from gpldla.utils.terminal import cell
 
     counts = facts["examples"]
     kept = "not kept: nothing can be added, relabelled or removed"
@@ -80,25 +81,25 @@ def _print(console: Console, facts: dict[str, Any]) -> None:
     if expected is not None:
         interval = f"90 % interval: {expected['low']:.0f} to {expected['high']:.0f} %"
         lines["expected"] = f"{expected['accuracy']:.0f} % right on new {facts['reads']} ({interval})"
-    console.print(escape(facts["file"]), highlight=False, soft_wrap=True)
+    console.print(cell(facts["file"]), highlight=False, soft_wrap=True)
     width = max(map(len, lines)) + 2
     for name, text in lines.items():
         say(console, f"  {name:{width}}{text}")
     table = Table("class", Column("examples", justify="right"))
     for name in facts["classes"]:
-        table.add_row(escape(str(name)), "" if counts is None else str(counts[str(name)]))
+        table.add_row(cell(name), "" if counts is None else str(counts[str(name)]))
     console.print(table)
 
 
 def _print_items(console: Console, listed: list[dict[str, Any]]) -> None:
-    from rich.markup import escape
     from rich.table import Column, Table
 
     from gpldla.reports.short_names import short_names
+    from gpldla.utils.terminal import cell
 
     table = Table(Column("number", justify="right"), Column("example", overflow="fold"), "label")
     names, table.caption = short_names([one["item"] for one in listed])
     for name, one in zip(names, listed):
         shown = "" if one["item"] == f"#{one['number']}" else name
-        table.add_row(f"#{one['number']}", escape(shown), escape(str(one["label"])))
+        table.add_row(f"#{one['number']}", cell(shown), cell(one["label"]))
     console.print(table)

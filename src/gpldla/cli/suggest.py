@@ -109,11 +109,11 @@ def _write_csv(rows: list[dict[str, Any]], columns: dict[str, list[Any]]) -> Non
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.markup import escape
     from rich.table import Column, Table
 
     from gpldla.data.user_files import printable
     from gpldla.reports.short_names import short_names
+    from gpldla.utils.terminal import cell
 
     table = Table(
         Column("item", overflow="fold"),
@@ -125,6 +125,6 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     )
     names, table.caption = short_names([printable(row["item"]) for row in rows])
     for name, row in zip(names, rows):
-        guess = escape(printable(row["guess"]))
-        table.add_row(escape(name), guess, f"{row['probability']:.2f}", f"{100 * row['gain']:.2f} %")
+        guess = cell(printable(row["guess"]))
+        table.add_row(cell(name), guess, f"{row['probability']:.2f}", f"{100 * row['gain']:.2f} %")
     wide_console().print(table)

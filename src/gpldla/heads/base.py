@@ -74,7 +74,7 @@ class Posterior(ABC):
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Return a copy with a function applied to every tensor, including those in nested fields."""
-        mapped: Self = _map_tensors(self, function)
+        mapped: Self = map_tensors(self, function)
         return mapped
 
     def to(self, device: str | torch.device) -> Self:
@@ -85,18 +85,18 @@ class Posterior(ABC):
         return UserError(f"{type(self).__name__} has no {what}; use a model with the head 'gpldla-auto'.")
 
 
-def _map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to every tensor in posteriors, other dataclasses, tuples and dictionaries."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, tuple):
-        parts = [_map_tensors(part, function) for part in value]
+        parts = [map_tensors(part, function) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if isinstance(value, dict):
-        return {name: _map_tensors(part, function) for name, part in value.items()}
+        return {name: map_tensors(part, function) for name, part in value.items()}
     if isinstance(value, Posterior) or (is_dataclass(value) and not isinstance(value, type)):
         mapped = copy.copy(value)
-        vars(mapped).update({name: _map_tensors(part, function) for name, part in vars(value).items()})
+        vars(mapped).update({name: map_tensors(part, function) for name, part in vars(value).items()})
         return mapped
     return value
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gpldla.heads.base import Head, Posterior, check_episode, register_head, require_dim, unit_length
-from gpldla.utils.errors import UserError
+from gpldla.utils.errors import UserError, require_flag
 
 
 @register_head("metaqda")
@@ -38,6 +38,7 @@ class MetaQDA(Head):
         super().__init__()
         if estimate not in ("bayes", "map"):
             raise UserError(f"estimate must be 'bayes' or 'map', not {estimate!r}.")
+        require_flag(mix_identity=mix_identity, normalize=normalize)
         if mix_identity and estimate != "map":
             raise UserError("mix_identity belongs to estimate='map'.")
         self.estimate, self.mix_identity, self.normalize = estimate, mix_identity, normalize

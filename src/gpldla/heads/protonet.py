@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from gpldla.heads.base import Head, check_episode, register_head, unit_length
 from gpldla.heads.common.linear import LinearPosterior
 from gpldla.heads.common.nearest_mean import nearest_mean
-from gpldla.utils.errors import require_positive
+from gpldla.utils.errors import require_flag, require_positive
 
 
 @register_head("protonet")
@@ -24,6 +24,7 @@ class ProtoNet(Head):
     ) -> None:
         super().__init__()
         require_positive(scale=scale)
+        require_flag(normalize=normalize)
         self.normalize, self.scale = normalize, scale
 
     def adapt(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.markup import escape
 from rich.table import Column, Table
 
 from gpldla.classifier.answer import UNSURE, Answer
@@ -15,6 +14,7 @@ from gpldla.data.tables import cell_text, passthrough_names
 from gpldla.data.user_files import printable
 from gpldla.reports.short_names import short_names
 from gpldla.utils.errors import UserError
+from gpldla.utils.terminal import cell
 
 FILE_TYPES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")  # of `write_answers`
 COLUMNS_SHOWN = 3  # of the user's own in the terminal; files have all
@@ -25,7 +25,7 @@ def answers_table(answers: Sequence[Answer]) -> Table:
     others = list(answers[0].columns)[:COLUMNS_SHOWN] if answers else []
     table = Table(Column("item", overflow="fold"))
     for name in others:
-        table.add_column(escape(printable(name)), overflow="fold")
+        table.add_column(cell(printable(name)), overflow="fold")
     for name in ("answer", "p", "or"):
         table.add_column(name, justify="right" if name == "p" else "left")
     if any(one.none_of_these is not None for one in answers):
@@ -36,11 +36,11 @@ def answers_table(answers: Sequence[Answer]) -> Table:
         name, second = ranked[1]
         answer = f"unsure ({one.label})" if one.unsure else str(one.label)
         row = [
-            escape(item),
-            *(escape(printable(cell_text(one.columns[name]))) for name in others),
-            escape(answer),
+            cell(item),
+            *(cell(printable(cell_text(one.columns[name]))) for name in others),
+            cell(answer),
             f"{one.probability:.2f}",
-            f"{escape(str(name))} {second:.2f}",
+            f"{cell(name)} {second:.2f}",
         ]
         table.add_row(*row, *([] if one.none_of_these is None else [f"{one.none_of_these:.2f}"]))
     return table

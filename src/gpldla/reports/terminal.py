@@ -5,19 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Column, Table
 
 from gpldla.classifier.answers import FitSummary
 from gpldla.classifier.expected_accuracy import ExpectedAccuracy
 from gpldla.data.splits import PARTS
 from gpldla.reports.short_names import short_names
+from gpldla.utils.terminal import cell
 
 
 def evaluation_table(numbers: dict[str, Any]) -> Table:
     """Show one evaluation, with one row per kind of temperature."""
     table = Table(
-        title=escape(numbers["dataset"]) + f", {numbers['ways']}-way {numbers['shots']}-shot, novel classes,"
+        title=cell(numbers["dataset"]) + f", {numbers['ways']}-way {numbers['shots']}-shot, novel classes,"
         f" {numbers['repeats']} × {numbers['episodes']} episodes",
         title_justify="left",
     )
@@ -55,7 +55,7 @@ def models_table(models: Sequence[dict[str, Any]]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for facts in models:
         table.add_row(
-            *(escape(facts[name]) for name in ("name", "dataset", "backbone")),
+            *(cell(facts[name]) for name in ("name", "dataset", "backbone")),
             str(facts["shots"]),
             f"{facts['accuracy']:.1f} ± {facts['interval']:.1f}",
             f"{facts['ece_val_temperature']:.1f}",
@@ -71,7 +71,7 @@ def fit_tables(summary: FitSummary) -> list[Table]:
     """Show the classes of a fit, the most confused pairs and the examples that look mislabelled."""
     classes = Table("class", Column("examples", justify="right"), title="Classes", title_justify="left")
     for name, count in summary.counts.items():
-        classes.add_row(escape(str(name)), str(count))
+        classes.add_row(cell(name), str(count))
     tables = [classes]
     if summary.confused:
         confused = Table(
@@ -82,7 +82,7 @@ def fit_tables(summary: FitSummary) -> list[Table]:
             title_justify="left",
         )
         for label, taken_for, count in summary.confused:
-            confused.add_row(escape(str(label)), escape(str(taken_for)), str(count))
+            confused.add_row(cell(label), cell(taken_for), str(count))
         tables.append(confused)
     if summary.suspects:
         suspects = Table(
@@ -95,9 +95,7 @@ def fit_tables(summary: FitSummary) -> list[Table]:
         )
         items, suspects.caption = short_names([one.item for one in summary.suspects])
         for item, one in zip(items, summary.suspects):
-            suspects.add_row(
-                escape(item), escape(str(one.label)), escape(str(one.rather)), f"{one.probability:.2f}"
-            )
+            suspects.add_row(cell(item), cell(one.label), cell(one.rather), f"{one.probability:.2f}")
         tables.append(suspects)
     return tables
 
@@ -124,9 +122,7 @@ def expected_line(expected: ExpectedAccuracy, what: str) -> str:
 
 def inventory_tables(stock: dict[str, Any]) -> tuple[Table, Table]:
     """Show which data sets were found, and the classes of each protocol."""
-    sets = Table(
-        "data set", "found in", title=escape(f"Data root {stock['data_root']}"), title_justify="left"
-    )
+    sets = Table("data set", "found in", title=cell(f"Data root {stock['data_root']}"), title_justify="left")
     root = stock["data_root"]
     for column in ("classes", "images"):
         sets.add_column(column, justify="right")
@@ -135,13 +131,13 @@ def inventory_tables(stock: dict[str, Any]) -> tuple[Table, Table]:
         if not facts["found"]:
             exists = facts["place"] is not None
             path = _shown_path(facts["place"], root) if exists else ""
-            sets.add_row(name, escape(path), "", "", "no images" if exists else "missing")
+            sets.add_row(name, cell(path), "", "", "no images" if exists else "missing")
             continue
         path = "embedded" if facts["embedded"] else _shown_path(facts["place"], root)
         state = ("complete" if facts["complete"] else "not complete") + (
             ", packed" if facts["packed"] else ""
         )
-        sets.add_row(name, escape(path), f"{facts['classes']:,}", f"{facts['images']:,}", state)
+        sets.add_row(name, cell(path), f"{facts['classes']:,}", f"{facts['images']:,}", state)
     protocols = Table("protocol", title="Protocols: classes of each part", title_justify="left")
     for part in PARTS:
         protocols.add_column(part, justify="right")

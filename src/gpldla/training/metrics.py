@@ -70,6 +70,7 @@ def _is_done(line: bytes, step_name: str, step: int) -> bool:
 def _parsed(line: bytes) -> dict[str, float] | None:
     try:
         metrics = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return metrics if isinstance(metrics, dict) else None
+    is_whole = isinstance(metrics, dict) and all(isinstance(one, (int, float)) for one in metrics.values())
+    return metrics if is_whole else None

@@ -277,7 +277,10 @@ def make_recipe(settings: Mapping[str, Any]) -> Recipe:
 
 def _converted(name: str, value: Any, kind: type) -> Any:
     """Accept a value of the wanted type, a whole number for a float, and nothing else."""
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if is_whole and not -(2**63) <= value < 2**63:  # which neither torch nor floats take
+        raise UserError(f"Recipe setting {name} has a number of more than 64 bits; write a smaller one.")
+    if kind is float and is_whole:
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise UserError(f"Recipe setting {name} = {value!r} must be of type {kind.__name__}.")
@@ -322,7 +325,7 @@ def read_settings(name_or_path: str | Path) -> dict[str, Any]:
         return flatten(tomllib.loads(path.read_text("utf-8")))
     except FileNotFoundError:
         raise UserError(f"There is no recipe file {path}.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable TOML ({error}).") from None
 
 

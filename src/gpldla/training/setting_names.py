@@ -80,5 +80,5 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise UserError(f"{text!r} is not an override; write key=value.")
     try:
         return name.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return name.strip(), value.strip()

@@ -6,12 +6,19 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
+LONGEST = 3000  # characters of a message: it may quote a word of a damaged file, which has any length
+
 
 class UserError(ValueError):
     """Wrong input: the message is one sentence that names the thing and the remedy.
 
     The command line prints the message alone and exits with code 2.
     """
+
+    def __init__(self, message: object = "") -> None:
+        text = str(message)
+        half = LONGEST // 2  # what is wrong and the remedy are at the ends
+        super().__init__(text if len(text) <= LONGEST else f"{text[:half]} … {text[-half:]}")
 
 
 class RunError(RuntimeError):
@@ -42,6 +49,13 @@ def require_count(**settings: Any) -> None:
     for name, value in settings.items():
         if not (_is_number(value, Integral) and value >= 1):
             raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")
+
+
+def require_flag(**settings: Any) -> None:
+    """Raise an error for settings, given by name, that are neither True nor False."""
+    for name, value in settings.items():
+        if not isinstance(value, bool) and type(value).__name__ != "bool":  # that of NumPy
+            raise UserError(f"{name} must be True or False, not {value!r}.")
 
 
 def _is_number(value: Any, kind: type) -> bool:

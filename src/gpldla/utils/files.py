@@ -65,8 +65,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         if path.exists():
             temporary.chmod(path.stat().st_mode & 0o777)
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # of a full disk it names no file, else the temporary one
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
         raise
 
 
@@ -176,9 +179,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raise a sentence if a tensor that was read from `path` holds numbers that are infinite or NaN."""
+    """Raise a sentence if a tensor that was read from `path` holds numbers that are infinite or NaN.
+
+    Minus infinity is the logarithm of the probability of a class without examples.
+    """
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
+        if tensor.is_floating_point() and bool((tensor.isnan() | tensor.isposinf()).any()):
             raise UserError(
                 f"{path} is damaged: its tensor {name} holds numbers that are infinite or NaN;"
                 " copy it again, or make it again."

@@ -9,13 +9,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from gpldla.utils.visible import visible
+
 SECONDS_BETWEEN_LINES = 10.0
 SHORT_NAMES = {"accuracy": "acc %", "beta": "β", "beta_b": "β_b"}
 
 
 def say(console: Console, message: str) -> None:
-    """Print a line verbatim, without wrapping paths or interpreting brackets as markup."""
-    console.print(message, highlight=False, markup=False, soft_wrap=True)
+    """Print a line verbatim, without wrapping paths or obeying brackets and escape codes in it."""
+    console.print(visible(message), highlight=False, markup=False, soft_wrap=True)
 
 
 class Reporter:

@@ -58,7 +58,7 @@ class FolderSet(ImageFileSet):
                 raise UserError(f"{name!r} has no value for {key}; write {USAGE}.")
         if not rest:
             raise UserError(f"{name!r} names no folder; write {USAGE}.")
-        if not re.fullmatch(r"\d+", options.get("seed", "0")):
+        if not re.fullmatch(r"\d{1,18}", options.get("seed", "0")):
             raise UserError(f"The seed of {name!r} is not a whole number; write {USAGE}.")
         return cls(Path(rest).expanduser(), seed=int(options.get("seed", 0)), split=options.get("split"))
 
@@ -188,7 +188,7 @@ def _read_split(file: Path) -> dict[str, str]:
             pairs = [(row["class"], row["part"]) for row in csv.DictReader(io.StringIO(text))]
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); name another split file.") from None
-    except (ValueError, KeyError, TypeError, AttributeError, csv.Error):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error):
         raise _no_split(file) from None
     part_of: dict[str, str] = {}
     for name, word in pairs:

@@ -89,8 +89,10 @@ def leave_one_out(
     slope = (dots - mean_norm2 / 2) * (math.sqrt(d) / positive(rms2).sqrt()).unsqueeze(-2)  # Eq. 17-19
 
     left_counts = weights.counts.unsqueeze(-1) - to_classes * weights.removed.unsqueeze(-2)  # [..., C, i]
-    prior = left_counts.clamp_min(0) if log_priors is None else log_priors.exp().unsqueeze(-1)
-    log_pi = (prior * is_left).log()
+    if log_priors is None:
+        log_pi = (left_counts.clamp_min(0) * is_left).log()
+    else:  # not through exp, where small ones would become 0
+        log_pi = log_priors.unsqueeze(-1).masked_fill(is_left == 0, -math.inf)
     log_pi = log_pi - log_pi.logsumexp(-2, keepdim=True)
     return LooStats(slope.mT, log_pi.mT, weights.weight * weights.remains, cosine.mT)
 

@@ -17,7 +17,7 @@ from gpldla.heads.base import Head, Posterior, can_read_values, check_episode, c
 from gpldla.heads.gp import predictive
 from gpldla.heads.gp.rows import Rows
 from gpldla.heads.gp.uncertain_scale import UncertainScale
-from gpldla.utils.errors import UserError, did_you_mean, require_count, require_positive
+from gpldla.utils.errors import UserError, did_you_mean, require_count, require_flag, require_positive
 
 Predictive = Literal["auto", "mc", "mc-logits", "quadrature", "qmc", "probit"]
 """How p(y | x, S) is computed from the posterior.
@@ -119,6 +119,7 @@ class LinearGP(Head):
         super().__init__()
         training_power = power if training_power is None else training_power
         require_positive(beta=beta, beta_b=beta_b, power=power, training_power=training_power)
+        require_flag(normalize=normalize)
         if not (power == training_power == 1 or normalize):
             raise UserError("power and training_power other than 1 need normalize = True.")
         if predictive not in get_args(Predictive):
@@ -219,10 +220,11 @@ class LinearGP(Head):
         elif _is_uniform(self.priors):
             weights = (counts > 0).to(counts.dtype)
         else:
-            given = torch.as_tensor(self.priors, dtype=counts.dtype, device=counts.device)
+            # In float64, as float32 has no number between 0 and 1e-45.
+            given = torch.as_tensor(self.priors, dtype=torch.float64, device=counts.device)
             if given.shape != counts.shape[-1:]:
                 raise UserError(f"priors must be {counts.shape[-1]} positive numbers, one per class.")
-            weights = given * (counts > 0)
+            return (given * (counts > 0)).log().log_softmax(-1).to(counts.dtype)
         return weights.log().log_softmax(-1)
 
 
@@ -279,6 +281,7 @@ class LinearGPPosterior(Posterior):
     power: float = 1.0
     generator: torch.Generator | None = None
     _draws: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    _noise: Tensor | None = field(default=None, repr=False)  # of "mc-logits" once its draws are fixed [M, C]
 
     def logits(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance of f_j(x) | S, each [..., q, C].
@@ -337,7 +340,10 @@ class LinearGPPosterior(Posterior):
     def _integral(self, mean: Tensor, var: Tensor) -> Tensor:
         """Return the log of the mean softmax of normal logits, [..., q, C]."""
         if self.predictive == "mc-logits":
-            return predictive.monte_carlo(mean, var, self.n_samples, self.generator)
+            noise = (
+                None if self._noise is None else self._noise.view(-1, *(1,) * (mean.ndim - 1), mean.shape[-1])
+            )
+            return predictive.monte_carlo(mean, var, self.n_samples, noise)
         if self.predictive == "qmc":
             return predictive.quasi_monte_carlo(mean, var)
         if self.predictive == "probit":
@@ -350,11 +356,14 @@ class LinearGPPosterior(Posterior):
         return {f"posterior.{name}": moment for name, moment in moments.items() if moment is not None}
 
     def fix_draws(self, seed: int = 0) -> None:
-        """Seed the draws; those of "mc" are made now, "mc-logits" makes new ones for each query."""
-        if self.generator is None and self.predictive in ("mc", "mc-logits"):
-            self.generator = torch.Generator(self.weight_mean.device).manual_seed(seed)
+        """Seed the draws, and make them now: one set for all queries."""
+        if self.generator is not None or self.predictive not in ("mc", "mc-logits"):
+            return
+        self.generator = torch.Generator(self.weight_mean.device).manual_seed(seed)
         if self.predictive == "mc":
             self._weight_draws()
+        else:
+            self._noise = self._normal(self.bias_mean[(0,) * (self.bias_mean.ndim - 1)])
 
     def _weight_draws(self) -> tuple[Tensor, Tensor]:
         """Draw W [M, ..., C, d] and B [M, ..., C] once; all later queries use the same draws (Eq. 21)."""

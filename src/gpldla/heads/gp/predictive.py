@@ -25,11 +25,13 @@ LOGITS_PER_CHUNK = 1 << 12  # on a CPU: the values at all points then fit in its
 KERNEL_MAX_CLASSES = MANY_CLASSES - 1  # more do not fit in a GPU's registers
 
 
-def monte_carlo(
-    mean: Tensor, var: Tensor, n_samples: int, generator: torch.Generator | None = None
-) -> Tensor:
-    """Average the softmax over `n_samples` random draws of the logits, new ones for every query."""
-    noise = torch.randn(n_samples, *mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
+def monte_carlo(mean: Tensor, var: Tensor, n_samples: int, noise: Tensor | None = None) -> Tensor:
+    """Average the softmax over `n_samples` random draws of the logits, new ones for every query.
+
+    noise: standard normal draws that were made before, such as [n_samples, 1, C], the same for every query
+    """
+    if noise is None:
+        noise = torch.randn(n_samples, *mean.shape, dtype=mean.dtype, device=mean.device)
     return log_mean_softmax(mean + _deviation(mean, var) * noise)
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gpldla.heads.base import map_tensors
 from gpldla.heads.gp.function_space import newton_step
 from gpldla.heads.gp.linear_gp import LabelledFeatures, Mode
 
@@ -12,7 +13,11 @@ def refine_mode(support: LabelledFeatures, mode: Mode, beta: Tensor, beta_b: Ten
 
     They start on the way from 0 to the LDA surrogate, where Eq. 9 is largest: the surrogate itself has
     the norm of a draw from the prior and fits the support so well that no curvature is left there.
+
+    In float64: the kernel of features that are not scaled is too large to see the curvature in float32.
     """
+    dtype = mode.w.dtype
+    support, mode, beta, beta_b = map_tensors((support, mode, beta, beta_b), _double)
     beta2, beta_b2 = beta.unsqueeze(-1) ** 2, beta_b.unsqueeze(-1) ** 2
     K = beta2 * support.phi.gram() + beta_b2
     y = (support.member > 0).to(K.dtype)
@@ -38,4 +43,9 @@ def refine_mode(support: LabelledFeatures, mode: Mode, beta: Tensor, beta_b: Ten
         a = newton_step(K, logits(w, b), y, absent, weights).nan_to_num(0, 0, 0)
         next_w, next_b = beta2 * support.phi.weighted_sum(a), beta_b2.squeeze(-1) * a.sum(-2)
         w, b = move(w, b, next_w - w, next_b - b)
-    return Mode(w, b, mode.sigma2)
+    refined: Mode = map_tensors(Mode(w, b, mode.sigma2), lambda tensor: tensor.to(dtype))
+    return refined
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor

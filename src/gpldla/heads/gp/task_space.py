@@ -154,11 +154,11 @@ def as_square_matrix(metric: Any) -> Tensor:
     """Return a matrix as a saved model has it, in lists."""
     try:
         matrix = torch.tensor(metric, dtype=torch.get_default_dtype())
-        if matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]:
+        if matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] and matrix.isfinite().all():
             return matrix
     except (TypeError, ValueError):
         pass
-    raise UserError(f"metric must be a square matrix [d, d], not {type(metric).__name__}.")
+    raise UserError("metric must be a square matrix [d, d] of finite numbers.")
 
 
 def for_each_task(function: Callable[[Tensor, Tensor], Tensor], features: Tensor, member: Tensor) -> Tensor:
