@@ -10,6 +10,7 @@ from safetensors.torch import load, save
 from gpldla.classifier.answers import summarise
 from gpldla.classifier.few_shot import FewShotClassifier
 from gpldla.classifier.resolve import resolve_model
+from gpldla.server.classifiers import advice
 from gpldla.server.settings import Limits
 from gpldla.utils.files import tensors_checksum
 from tests.server.helpers import client_of, files, new_task, picture, small, teach
@@ -251,3 +252,18 @@ class TestForeignFiles:
         with client_of(small(limits=Limits(items=5))) as client:
             assert is_problem(upload(client, classifier_file(tmp_path)[1]), 409, "at most 5")
             assert client.get("/v1/tasks").json() == {"tasks": []}
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({}, "at least two classes"),
+        ({"a": 9}, "a second class, besides a"),
+        ({"a": 9, "b": 1}, "a second example of b"),
+        ({"a": 4, "b": 3}, "Add to b, which has 3"),
+        ({"a": 4, "b": 4}, "Add to each class: 5 texts"),
+        ({"a": 5, "b": 9}, "Try new texts"),
+    ],
+)
+def test_advice_names_what_helps_most(counts, words):
+    assert words in advice("texts", counts)

@@ -108,5 +108,7 @@ def advice(kind: str, counts: dict[str, int]) -> str:
     if counts[fewest] == 1:
         return f"Add a second example of {fewest}: with one, how certain the answers are is a guess."
     if counts[fewest] < ENOUGH:
+        if counts[fewest] == max(counts.values()):
+            return f"Add to each class: {ENOUGH} {what} of each tell more than {counts[fewest]}."
         return f"Add to {fewest}, which has {counts[fewest]} examples, the fewest."
     return f"Try new {what}; add those that are answered wrong or unsure, with their right class."
