@@ -202,6 +202,20 @@ def mean_feature(model: FewShotModel, part: Part) -> Tensor:
     return cast(Tensor, total) / len(everything)
 
 
+@torch.no_grad()
+def keep_base_images(model: FewShotModel, part: Part) -> None:
+    """Put the first images of each class of a part into the head, as many as it wants."""
+    head, facts = model.head, model.preprocessing
+    counts = torch.from_numpy(part.counts)
+    labels = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    number = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels]  # of each image within its class
+    kept = (number < head.needs_base_images).nonzero().flatten()
+    mean, std = (torch.tensor(v, device=model.device).view(-1, 1, 1) for v in (facts.mean, facts.std))
+    chunks = _image_chunks(model, PartImages(part, model.device, keep=False), kept)
+    pixels = [(255 * (images * std + mean)).round().clamp(0, 255).to(torch.uint8) for images in chunks]
+    head.base_images, head.base_labels = torch.cat(pixels), labels[kept].to(model.device)
+
+
 def _episodes_per_chunk(task: Task, represented: Tensor) -> int:
     """Return how many episodes to predict at once; represented [n, ...]."""
     device = represented.device

@@ -55,7 +55,7 @@ def small_head(**options):
 
 
 def log_prob_of_whole_sequences(head, support, labels, query, ways):
-    """Return log p of each query, the last item of a sequence, with masks and convolutions over all."""
+    """Return log p of each query at the end of a sequence of its own."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     rows = []
     for x in query:

@@ -155,6 +155,8 @@ class Head(nn.Module, ABC):
                 episodes train the head's own parameters, if it has any.
     base_margin: what the loss of that stage takes off the score of the true class, or adds to its angle
     left_out_options: options of the parent class that this head does not have
+    needs_base_images: of each base class, that the head wants in its buffers `base_images` [m, c, size, size]
+                (uint8) and `base_labels` [m]; 0: none
     needs_base_mean: whether the head has a buffer `base_mean` [d] to be filled with the mean feature of
                 the base classes once the network is trained on them.
     """
@@ -162,6 +164,7 @@ class Head(nn.Module, ABC):
     consumes: ClassVar[Literal["features", "maps", "backbone"]] = "features"
     base_stage: BaseClassifier | None = None
     base_margin: float = 0.0
+    needs_base_images: int = 0
     needs_base_mean: bool = False
     left_out_options: ClassVar[tuple[str, ...]] = ()
 

@@ -15,6 +15,7 @@ from gpldla import __version__
 from gpldla.classifier.model import FewShotModel
 from gpldla.data import Access, DataPaths, load_protocol
 from gpldla.evaluation import PartEvaluator, Task, measure
+from gpldla.heads import head_class
 from gpldla.reports.demo import demo_command
 from gpldla.reports.html import write_comparison_report
 from gpldla.reports.plots import comparison_plot
@@ -41,10 +42,13 @@ def run_comparison(
     data_paths: DataPaths | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Train and test methods (all, or those named); write compare.html and compare.json to `folder`."""
+    """Train and test methods; write compare.html and compare.json to `folder`.
+
+    names: of methods; None: those of `compared_methods`
+    """
     console = console or Console()
     started = time.monotonic()
-    chosen = list(methods().values()) if names is None else [find_method(name) for name in names]
+    chosen = compared_methods() if names is None else [find_method(name) for name in names]
     protocol = load_protocol("glyphs", access=Access(data_paths or DataPaths(), Reporter(console)))
     novel = protocol.part("novel")
     episodes = 20 if fast else 120
@@ -83,6 +87,11 @@ def run_comparison(
         say(console, sentence)
     say(console, f"Done in {results['seconds']:.0f} s. Open {folder / 'compare.html'} in a browser.")
     return results
+
+
+def compared_methods() -> list[Method]:
+    """Return all methods but those that train the whole network anew for each task, which takes hours."""
+    return [method for method in methods().values() if not head_class(method.head).needs_base_images]
 
 
 def comparison_recipe(method: Method, *, fast: bool, seed: int) -> Recipe:

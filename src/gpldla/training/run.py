@@ -18,7 +18,7 @@ from gpldla.classifier.calibration import accuracy_percent
 from gpldla.classifier.model import FewShotModel
 from gpldla.classifier.task_temperature import TaskTemperature
 from gpldla.data import Access, DataPaths, Protocol, load_protocol
-from gpldla.evaluation import mean_feature
+from gpldla.evaluation import keep_base_images, mean_feature
 from gpldla.training import checkpoint
 from gpldla.training.base_stage import BaseStage
 from gpldla.training.checkpoint import TrainingState
@@ -163,6 +163,8 @@ class _Run:
             )
         self.validation.try_head(self.model)
         self.model.to(fabric.device)
+        if self.model.head.needs_base_images:
+            keep_base_images(self.model, protocol.part("base"))
         if recipe.precision == "64-true":
             self.model.double()
         if recipe.feature_wise_scale or recipe.feature_wise_shift:
