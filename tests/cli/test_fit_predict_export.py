@@ -256,6 +256,38 @@ class TestFit:
         assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
 
 
+class TestReport:
+    def test_fit_and_predict_write_a_page(self, run, made, birds, tmp_path):
+        page, more = tmp_path / "fit.html", ("--unlabelled", made / "new")
+        fit = ("fit", made / "photos", "-o", tmp_path / "c.safetensors", "--model", "pixels", *more)
+        code, _, err = run(*fit, "--report", page)
+        assert code == 0
+        assert f"Open {page} in a browser." in err
+        assert "What to label next" in page.read_text()
+        page = tmp_path / "predict.html"
+        code, out, err = run("predict", birds, made / "new", "--report", page, "--json")
+        assert code == 0
+        assert len(json.loads(out)) == 6
+        assert "of 6</b>got an answer" in page.read_text()
+
+    def test_texts_have_pages_too(self, run, made, topics, tmp_path):
+        page = tmp_path / "page.html"
+        assert run("predict", topics, "hello <b>you</b>", "six", "--report", page)[0] == 0
+        assert "hello &lt;b&gt;you&lt;/b&gt;</blockquote>" in page.read_text()
+
+    def test_a_page_is_no_input_and_no_folder_of_answers(self, run, made, birds, tmp_path):
+        file = tmp_path / "c.safetensors"
+        code, _, err = run("fit", made / "photos", "-o", file, "--model", "pixels", "--report", tmp_path)
+        assert code == 2
+        assert "is a folder" in err
+        assert not file.exists()
+        assert "is an input" in run("predict", birds, made / "new", "--report", birds)[2]
+        assert (
+            "a few items"
+            in run("predict", birds, made / "new", "-o", tmp_path / "s", "--report", "r.html")[2]
+        )
+
+
 class TestFitRefuses:
     @pytest.fixture
     def fails(self, refused, tmp_path):

@@ -1,17 +1,12 @@
-"""Pictures that strangers send: checked before anything is decoded, and made small."""
+"""Pictures that strangers send: checked before anything is decoded."""
 
 import re
-from contextlib import suppress
 from io import BytesIO
 from pathlib import PurePosixPath
 
-from PIL import Image, ImageOps
-
-from gpldla.data.decoding import in_mode, open_picture, reads_heic
-from gpldla.data.pixel_budget import room_for
+from gpldla.data.decoding import open_picture, reads_heic
 from gpldla.server.problems import Problem
 
-THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 160, 80
 NAME_LENGTH = 200
 BRANDS = {
     b"avif": "AVIF",
@@ -56,19 +51,6 @@ def check_picture(content: bytes, name: str, most: int) -> None:
 def unreadable(name: str) -> Problem:
     """Return what to answer to a damaged picture."""
     return Problem(422, f"{name} cannot be read as a picture; send it whole, or save it anew.")
-
-
-def thumbnail_of(content: bytes) -> bytes | None:
-    """Return a small WebP of a picture; None of one that cannot be decoded."""
-    side = THUMBNAIL_SIDE
-    with suppress(Exception), open_picture(BytesIO(content)) as opened, room_for(opened):
-        opened.draft("RGB", (2 * side, 2 * side))  # JPEGs are decoded at a fraction of their size
-        picture = in_mode(ImageOps.exif_transpose(opened), "RGB")
-        picture.thumbnail((side, side), Image.Resampling.BILINEAR)
-        buffer = BytesIO()
-        picture.save(buffer, "WEBP", quality=THUMBNAIL_QUALITY)  # without EXIF: no place, no date
-        return buffer.getvalue()
-    return None
 
 
 def plain_name(name: str | None, fallback: str) -> str:
