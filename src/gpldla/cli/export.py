@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from gpldla.cli.options import messages
+from gpldla.classifier.abstention import MAX_ERROR, PREVALENCE
+from gpldla.cli.options import MaxError, Prevalence, messages
 from gpldla.utils.progress import Reporter, say
 
 
@@ -16,9 +17,14 @@ def export(
         bool,
         typer.Option("--adaptable", help="A graph that takes labelled examples and adapts inside ONNX."),
     ] = False,
+    features: Annotated[
+        bool, typer.Option("--features", help="Leave the network out: features in, answers out.")
+    ] = False,
     half: Annotated[bool, typer.Option("--half", help="Store and multiply in float16.")] = False,
+    max_error: MaxError = MAX_ERROR,
+    prevalence: Prevalence = PREVALENCE,
 ) -> None:
-    """Write a classifier as ONNX: pictures (or features of texts) in, probabilities out.
+    """Write a classifier as ONNX: pictures or tokens of texts in; probabilities, none of these, unsure out.
 
     Example: gpldla export birds.safetensors -o birds.onnx
     """
@@ -28,5 +34,14 @@ def export(
 
     check_output(output, classifier)
     loaded = FewShotClassifier.load(classifier)
-    export_fitted(loaded, output, adaptable=adaptable, half=half, reporter=Reporter(messages))
+    export_fitted(
+        loaded,
+        output,
+        adaptable=adaptable,
+        features=features,
+        half=half,
+        max_error=max_error,
+        prevalence=prevalence,
+        reporter=Reporter(messages),
+    )
     say(messages, f"Wrote {output}.")

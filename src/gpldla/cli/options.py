@@ -41,6 +41,13 @@ SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="List pictures that cannot be read and leave them out.")
 ]
 
+MaxError = Annotated[
+    float,
+    typer.Option("--max-error", min=0, max=1, help="Answer 'unsure' where the expected error is larger."),
+]
+Prevalence = Annotated[
+    float, typer.Option("--prevalence", help="Assumed share of items of no known class, between 0 and 1.")
+]
 Report = Annotated[
     Path | None,
     typer.Option("--report", help="Also write a page to look at, such as report.html: one file."),

@@ -15,6 +15,8 @@ from gpldla.cli.options import (
     Cache,
     DataRoot,
     Device,
+    MaxError,
+    Prevalence,
     Report,
     SkipBad,
     data_access,
@@ -48,13 +50,6 @@ Output = Annotated[
         " for many items: the same command then resumes a stopped run."
         " Default with --engine ray: FILE-scores.",
     ),
-]
-MaxError = Annotated[
-    float,
-    typer.Option("--max-error", min=0, max=1, help="Answer 'unsure' where the expected error is larger."),
-]
-Prevalence = Annotated[
-    float, typer.Option("--prevalence", help="Assumed share of items of no known class, between 0 and 1.")
 ]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV, with one column per class.")]
 Column = Annotated[
