@@ -4,13 +4,10 @@ import json
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from gpldla import FewShotModel
-from gpldla.backbones.base import TokenBackbone, padded
+from gpldla.backbones.base import padded
 from gpldla.classifier.abstention import is_unsure
-from gpldla.data.preprocessing import TextPreprocessing
 from gpldla.export import Decision, export_adaptable, export_fitted
 from gpldla.heads import create_head
 from gpldla.utils.errors import UserError
@@ -24,36 +21,19 @@ from tests.test_export import (
     original_shapes,
     session_of,
 )
+from tests.token_network import TokenMeans
 
 VOCABULARY = ["[PAD]", "[UNK]", *(chr(code) for code in range(97, 123))]
 WORDS = ["hello", "hallo", "yellow", "six", "sixty", "fix"]
 
 
-class Spelling(TokenBackbone):
-    """One token per letter, by the library tokenizers; the sum of the letters' vectors."""
-
-    preprocessing = TextPreprocessing(50)
-    feature_dim = 8
-
-    def __init__(self):
-        super().__init__()
-        tokenizers = pytest.importorskip("tokenizers")
-        model = tokenizers.models.WordLevel({word: i for i, word in enumerate(VOCABULARY)}, "[UNK]")
-        self.tokenizer = tokenizers.Tokenizer(model)
-        self.tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-        self.tokenizer.enable_truncation(50)
-        torch.manual_seed(0)
-        self.vectors = nn.Embedding(len(VOCABULARY), 8)
-        self.eval()
-
-    def tokenise(self, texts):
-        return [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]
-
-    def tokenizer_json(self):
-        return self.tokenizer.to_str()
-
-    def encode(self, tokens, mask):
-        return (self.vectors(tokens) * mask.unsqueeze(-1)).sum(1)
+def spelling():
+    """A network of texts with one token per letter."""
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.WordLevel({word: i for i, word in enumerate(VOCABULARY)}, "[UNK]")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    return TokenMeans(tokenizer)
 
 
 def run(file, **inputs):
@@ -116,9 +96,7 @@ class TestPictures:
 
 
 def test_texts_have_their_encoder_in_the_graph_and_their_tokenizer_beside_it(tmp_path):
-    encoder = Spelling()
-    model = FewShotModel(encoder, "gpldla-auto")
-    classifier = model.adapt(WORDS, ["greeting"] * 3 + ["number"] * 3)
+    classifier = FewShotModel(spelling(), "gpldla-auto").adapt(WORDS, ["greeting"] * 3 + ["number"] * 3)
     file = tmp_path / "c.onnx"
     export_fitted(classifier, file, max_error=0.3)
     session = session_of(file)
