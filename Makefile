@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-long test-kernels lint format site clean
+.PHONY: help demo test test-long test-kernels lint format site browser-runtime clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,22 @@ site: .venv/site-ready ## build the documentation site in site/, with warnings a
 .venv/triton: .venv/dev-ready
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $@ triton==3.9.0 || { rm -rf $@; exit 1; }
 	touch $@
+
+# 14 MB, so not in the repository; a wheel that is built afterwards holds it.
+RUNTIME := src/gpldla/export/page/runtime
+ORT := 1.30.0
+ORT_SHA512 := ab4cbe26baedba45d2cec05610c71c55fa97db92d19a8b171c5f8269126683ca590a5cdc57bb2f35ce2b298de32f4d956fb42644c0ecd528a0a91e025c07ca61
+
+browser-runtime: $(RUNTIME)/VERSION ## fetch ONNX Runtime for browsers (npm), for `gpldla export -o PAGE.html`
+
+$(RUNTIME)/VERSION: Makefile
+	rm -rf $(RUNTIME) && mkdir -p $(RUNTIME)
+	npm pack --silent --pack-destination $(RUNTIME) onnxruntime-web@$(ORT)
+	cd $(RUNTIME) && echo "$(ORT_SHA512)  onnxruntime-web-$(ORT).tgz" | shasum -a 512 --check --quiet
+	tar -xzf $(RUNTIME)/onnxruntime-web-$(ORT).tgz -C $(RUNTIME) --strip-components 2 \
+	  package/dist/ort.wasm.bundle.min.mjs package/dist/ort-wasm-simd-threaded.wasm
+	rm $(RUNTIME)/*.tgz
+	echo $(ORT) > $@
 
 clean: ## remove the set-up and what the demo wrote
 	rm -rf .venv demo site

@@ -306,7 +306,8 @@ class TestFeatureClassifier:
         assert facts["kind"] == "feature classifier"
         assert facts["classes"] == ["Blaumeise", "ქორი", "c", "d", "e", "f"]
         assert facts["temperature"] == 2.5
-        assert original_shapes(of_features) == {"features": ["n", 12], "probabilities": ["n", 6]}
+        shapes = {"features": ["n", 12], "probabilities": ["n", 6], "unsure": ["n"]}
+        assert original_shapes(of_features) == shapes
         onnx.checker.check_model(onnx.load(of_features), full_check=True)
 
     def test_weight_draws_are_kept_and_float64_becomes_float32(self, folder):
@@ -530,9 +531,12 @@ class TestPictureClassifier:
                 "mode": "L",
             },
             "temperature": 0.15,
+            "max_error": 0.25,
+            "prevalence": 0.1,
             "half": half,
         }
-        assert original_shapes(of_pictures[half]) == {"images": ["n", 32, 32, 1], "probabilities": ["n", 5]}
+        shapes = {"images": ["n", 32, 32, 1], "probabilities": ["n", 5], "unsure": ["n"]}
+        assert original_shapes(of_pictures[half]) == shapes
         assert types_of(of_pictures[half])["images"] == onnx.TensorProto.UINT8
         onnx.checker.check_model(onnx.load(of_pictures[half]), full_check=True)
 

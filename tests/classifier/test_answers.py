@@ -12,7 +12,6 @@ from PIL import Image
 from gpldla.classifier.answer import answer, json_class_names
 from gpldla.classifier.answers import (
     CONFUSIONS_SHOWN,
-    SUSPECT_THRESHOLD,
     SUSPECTS_SHOWN,
     FitSummary,
     Suspect,
@@ -20,6 +19,7 @@ from gpldla.classifier.answers import (
 )
 from gpldla.classifier.expected_accuracy import ExpectedAccuracy
 from gpldla.classifier.model import FewShotModel
+from gpldla.classifier.review import SUSPECT_THRESHOLD
 from gpldla.data.user_files import (
     ignored_files,
     pictures_below,

@@ -55,9 +55,9 @@ def test_a_class_may_have_a_name_only(classifier, pictures):
     np.testing.assert_allclose(proba.sum(1), 1, atol=1e-6)
     assert (proba[:, 2] > 0).all()
     assert not classifier.has_novelty
-    for refused in (classifier.none_of_these, classifier.suggest):
-        with pytest.raises(UserError, match="with names as a prior cannot do this"):
-            refused(pictures)
+    with pytest.raises(UserError, match="needs an example of every class"):
+        classifier.none_of_these(pictures)
+    assert len(set(classifier.suggest(pictures, 3).tolist())) == 3
 
 
 def test_the_names_are_used(classifier, clip, pictures):

@@ -7,7 +7,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 
-from gpldla import GPLDLAClassifier
+from gpldla import AbstainingClassifier, GPLDLAClassifier
 from gpldla.utils.errors import UserError
 
 CLASSES = ["wren", "robin", "tit", "crow"]
@@ -28,8 +28,42 @@ def test_from_names_alone(data):
     assert clf.classes_.tolist() == sorted(CLASSES)
     assert clf.score(X, y) > 0.8
     np.testing.assert_allclose(clf.predict_proba(X).sum(1), 1)
-    with pytest.raises(UserError, match='no "none of these"'):
+    with pytest.raises(UserError, match="needs an example of every class"):
         clf.none_of_these(X)
+
+
+def test_suggestions_begin_where_the_names_leave_most_open(data):
+    names, X, y = data
+    clf = GPLDLAClassifier.from_prior(names, CLASSES)
+    first = clf.suggest(X, 10)
+    assert len(set(first.tolist())) == 10
+    assert clf.predict_proba(X[first]).max(1).mean() < clf.predict_proba(X).max(1).mean()
+    clf.partial_fit(X[first], y[first])
+    assert not np.intersect1d(clf.suggest(X, 5), first).size
+
+
+def test_abstaining_begins_without_none_of_these(data):
+    names, X, y = data
+    clf = GPLDLAClassifier.from_prior(names, CLASSES)
+    assert not clf.has_novelty
+    sure = AbstainingClassifier(clf, max_error=0.2)
+    assert sure.answered(X).tolist() == (clf.predict_proba(X).max(1) >= 0.8).tolist()
+    clf.partial_fit(X, y)
+    assert clf.has_novelty
+    correct = clf.predict_proba(X).max(1) * (1 - clf.none_of_these(X, prevalence=0.1))
+    assert sure.answered(X).tolist() == (correct >= 0.8).tolist()
+
+
+def test_none_of_these_is_that_of_the_examples_alone(data):
+    names, X, y = data
+    X = X - 0.5  # of both signs, so that no root is taken
+    train = np.arange(100) % 25 < 4
+    plain = GPLDLAClassifier().fit(X[train], y[train])
+    named = GPLDLAClassifier(prior_mean=dict(zip(CLASSES, names))).fit(X[train], y[train])
+    strange = np.random.default_rng(5).normal(size=(20, 20)) * 3
+    for rows in (X[~train], strange):
+        np.testing.assert_allclose(named.none_of_these(rows), plain.none_of_these(rows), atol=1e-5)
+    assert named.none_of_these(strange).mean() > named.none_of_these(X[~train]).mean() + 0.1
 
 
 def test_partial_fit_takes_it_from_there(data):

@@ -256,6 +256,38 @@ class TestFit:
         assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
 
 
+class TestReport:
+    def test_fit_and_predict_write_a_page(self, run, made, birds, tmp_path):
+        page, more = tmp_path / "fit.html", ("--unlabelled", made / "new")
+        fit = ("fit", made / "photos", "-o", tmp_path / "c.safetensors", "--model", "pixels", *more)
+        code, _, err = run(*fit, "--report", page)
+        assert code == 0
+        assert f"Open {page} in a browser." in err
+        assert "What to label next" in page.read_text()
+        page = tmp_path / "predict.html"
+        code, out, err = run("predict", birds, made / "new", "--report", page, "--json")
+        assert code == 0
+        assert len(json.loads(out)) == 6
+        assert "of 6</b>got an answer" in page.read_text()
+
+    def test_texts_have_pages_too(self, run, made, topics, tmp_path):
+        page = tmp_path / "page.html"
+        assert run("predict", topics, "hello <b>you</b>", "six", "--report", page)[0] == 0
+        assert "hello &lt;b&gt;you&lt;/b&gt;</blockquote>" in page.read_text()
+
+    def test_a_page_is_no_input_and_no_folder_of_answers(self, run, made, birds, tmp_path):
+        file = tmp_path / "c.safetensors"
+        code, _, err = run("fit", made / "photos", "-o", file, "--model", "pixels", "--report", tmp_path)
+        assert code == 2
+        assert "is a folder" in err
+        assert not file.exists()
+        assert "is an input" in run("predict", birds, made / "new", "--report", birds)[2]
+        assert (
+            "a few items"
+            in run("predict", birds, made / "new", "-o", tmp_path / "s", "--report", "r.html")[2]
+        )
+
+
 class TestFitRefuses:
     @pytest.fixture
     def fails(self, refused, tmp_path):
@@ -791,11 +823,14 @@ class TestExport:
 
     def test_a_classifier_of_texts_takes_features(self, run, topics, tmp_path):
         texts = ["hello", "sixty", "fox"]
-        assert run("export", topics, "-o", tmp_path / "c.onnx")[0] == 0
+        code, _, err = run("export", topics, "-o", tmp_path / "c.onnx", "--max-error", 0.4)
+        assert code == 0
+        assert "letters is not in the graph" in err
         features = FewShotModel("letters", "gpldla-auto").embed(texts).numpy()
         given = self.answers(tmp_path / "c.onnx", features=features)
         assert np.abs(given - self.predicted(run, topics, texts)).max() < 1e-4
         assert self.facts(tmp_path / "c.onnx")["kind"] == "feature classifier"
+        assert self.facts(tmp_path / "c.onnx")["max_error"] == 0.4
 
     def test_an_adaptable_graph_answers_as_predict_does(self, run, fitted, made, new_pictures, tmp_path):
         file = fitted("gpldla")
@@ -809,18 +844,14 @@ class TestExport:
         )
         assert np.abs(given - self.predicted(run, file, new_pictures)).max() < 1e-4
 
-    def test_an_adaptable_graph_of_gpldla_auto_keeps_the_prior_and_does_not_whiten(
-        self, run, fitted, new_pictures, tmp_path
-    ):
+    def test_an_adaptable_graph_of_gpldla_auto_keeps_the_prior(self, run, fitted, new_pictures, tmp_path):
         file, graph = fitted("model"), tmp_path / "a.onnx"
-        code, out, err = run("export", file, "-o", graph, "--adaptable")
-        assert (code, out) == (0, "")
-        assert "does not whiten" in err
+        assert run("export", file, "-o", graph, "--adaptable")[0] == 0
         classifier = FewShotClassifier.load(file)
         support, numbers = classifier.support, classifier.task.examples.labels
         query = classifier.model.embed(new_pictures)
         given = self.answers(graph, support=support.numpy(), labels=numbers.numpy(), query=query.numpy())
-        head = GPLDLAAuto(beta=classifier.posterior.beta.item(), whiten=False).eval()
+        head = GPLDLAAuto(beta=classifier.posterior.beta.item()).eval()
         with torch.no_grad():
             log_prob = head.adapt(support, numbers, 3).log_prob(query)
         assert np.abs(given - (log_prob / 1.3).softmax(-1).numpy()).max() < 1e-4

@@ -140,6 +140,10 @@ class TokenBackbone(TextBackbone):
     def tokenise(self, texts: list[str]) -> list[list[int]]:
         """Return the numbers of the tokens of each text, cut at the network's own length."""
 
+    def tokenizer_json(self) -> str | None:
+        """Return the rules of `tokenise` as the library `tokenizers` writes them; None if they are others."""
+        return None
+
     @abstractmethod
     def encode(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return the features [n, feature_dim] of tokens [n, longest]; mask: 0 where they are filled up."""

@@ -54,6 +54,10 @@ class AllMiniLM(TokenBackbone):
         """Return the numbers of the tokens of each text, at most 256."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]
 
+    def tokenizer_json(self) -> str:
+        """Return the rules of `tokenise`."""
+        return str(self._tokenizer.to_str())
+
     def encode(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return the mean over the tokens of each text, scaled to unit length, [n, 384]."""
         states = self.network(input_ids=tokens, attention_mask=mask).last_hidden_state  # [n, tokens, 384]

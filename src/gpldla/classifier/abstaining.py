@@ -95,7 +95,8 @@ class AbstainingClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
 
     def _is_unsure(self, X: Any, proba: np.ndarray) -> np.ndarray:
         classifier, none = self._fitted(), None
-        if self.prevalence and hasattr(classifier, "none_of_these"):
+        tells = hasattr(classifier, "none_of_these") and getattr(classifier, "has_novelty", True)
+        if self.prevalence and tells:
             none = classifier.none_of_these(X, prevalence=self.prevalence)
         return is_unsure(proba, none, self.max_error)
 

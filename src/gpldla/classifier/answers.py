@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from gpldla.classifier.expected_accuracy import CONFIDENCE, ExpectedAccuracy
 from gpldla.classifier.few_shot import FewShotClassifier
-from gpldla.classifier.labels import class_indices, list_of_labels
+from gpldla.classifier.labels import list_of_labels
+from gpldla.classifier.review import Review, mean_nll
 from gpldla.data.user_files import printable
 
 CONFUSIONS_SHOWN, SUSPECTS_SHOWN = 5, 10
-SUSPECT_THRESHOLD = 0.7  # an example is suspect if another class has at least this probability
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class FitSummary:
     tested: number of examples that can be left out, as their class has others
     confused: (label, taken for, how often), the most frequent pairs
     expected: the accuracy to expect for new items; None where nothing can be said
+    review: the answers for all examples that can be left out, from which this follows
     """
 
     counts: dict[Any, int]
@@ -44,6 +45,7 @@ class FitSummary:
     confused: list[tuple[Any, Any, int]]
     suspects: list[Suspect]
     expected: ExpectedAccuracy | None = None
+    review: Review | None = field(default=None, compare=False, repr=False)
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON."""
@@ -63,36 +65,26 @@ def _in_percent(expected: ExpectedAccuracy) -> dict[str, float]:
 
 def summarise(classifier: FewShotClassifier, items: Sequence[Any]) -> FitSummary:
     """Return the leave-one-out results of a classifier; `items` are the names of its examples, in order."""
-    classes = classifier.classes.tolist()
-    proba, labels = (
-        classifier.leave_one_out(),
-        class_indices(list_of_labels(classifier.labels), classes).numpy(),
-    )
-    tested = np.flatnonzero(~np.isnan(proba).any(1))
-    own = proba[tested, labels[tested]]
-    guess = proba[tested].argmax(1) if len(tested) else np.empty(0, int)
-    wrong = guess != labels[tested]
-    pairs = Counter((classes[a], classes[b]) for a, b in zip(labels[tested][wrong], guess[wrong]))
+    review, counts = Review.of(classifier), Counter(list_of_labels(classifier.labels))
     suspects = [
-        Suspect(printable(items[index]), classes[labels[index]], classes[other], float(proba[index, other]))
-        for index, other in zip(tested[wrong], guess[wrong])
-        if proba[index, other] >= SUSPECT_THRESHOLD
+        Suspect(
+            printable(items[review.indices[row]]),
+            review.classes[review.truth[row]],
+            review.classes[review.guess[row]],
+            float(review.confidence[row]),
+        )
+        for row in review.suspects()[:SUSPECTS_SHOWN]
     ]
-    suspects.sort(key=lambda suspect: -suspect.probability)
     return FitSummary(
-        {name: int((labels == index).sum()) for index, name in enumerate(classes)},
-        float(100 * (1 - wrong.mean())) if len(tested) else None,
-        _mean_nll(own) if len(tested) else None,
-        len(tested),
-        [(a, b, count) for (a, b), count in pairs.most_common(CONFUSIONS_SHOWN)],
-        suspects[:SUSPECTS_SHOWN],
+        {name: counts[name] for name in review.classes},
+        float(100 * review.right.mean()) if len(review) else None,
+        review.nll() if len(review) else None,
+        len(review),
+        review.confused()[:CONFUSIONS_SHOWN],
+        suspects,
         classifier.expected_accuracy(),
+        review,
     )
-
-
-def _mean_nll(own: np.ndarray) -> float:
-    """Return the mean NLL of the true classes' probabilities [n]."""
-    return float(-np.log(own.clip(1e-30, 1)).mean()) + 0.0  # no −0
 
 
 @dataclass(frozen=True)
@@ -131,4 +123,4 @@ def measure_on(classifier: FewShotClassifier, represented: Tensor, labels: Seque
     truth = np.array([index_of[labels[i]] for i in known])
     own = proba[np.arange(len(known)), truth]
     right = float(100 * (proba.argmax(1) == truth).mean())
-    return Measurement(len(known), right, _mean_nll(own), len(labels) - len(known))
+    return Measurement(len(known), right, mean_nll(own), len(labels) - len(known))

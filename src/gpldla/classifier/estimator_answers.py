@@ -84,6 +84,11 @@ class EstimatorAnswers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         """
         return Uncertainty(*self._in_chunks(X, lambda rows: self._task.uncertainty(rows)).T)
 
+    @property
+    def has_novelty(self) -> bool:
+        """Whether `none_of_these` works: with names as a prior, once every class has an example."""
+        return bool(self._task.posterior.has_novelty)
+
     def none_of_these(self, X: Any, *, prevalence: float = 0.5) -> np.ndarray:
         """Return the probability that each row belongs to no known class.
 

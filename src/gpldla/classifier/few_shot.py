@@ -345,7 +345,10 @@ class FewShotClassifier:
 
     def _require(self, capability: bool) -> None:
         if not capability and self.class_names is not None:
-            raise UserError("A classifier with names as a prior cannot do this; fit one without the names.")
+            raise UserError(
+                "With names as a prior this needs an example of every class; add some, or fit without the"
+                " names."
+            )
         if not capability:
             raise UserError(
                 f"The head {self.model.head_name!r} does not support this; use a model with 'gpldla-auto'."

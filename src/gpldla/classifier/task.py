@@ -129,9 +129,13 @@ class AdaptedTask:
         """
         if not 0 < prevalence < 1:
             raise UserError(f"prevalence must lie between 0 and 1, not {prevalence!r}.")
-        novelty = self.calibrate_novelty()
-        score = self.in_chunks(rows, lambda part: novelty.score(self._of_examples, part))
+        novelty, known = self.none_of_these_parts()
+        score = self.in_chunks(rows, lambda part: novelty.score(known, part))
         return novelty.probability(score, prevalence)
+
+    def none_of_these_parts(self) -> tuple[Novelty, Posterior]:
+        """Return the calibration of "none of these" and the posterior that its scores are of."""
+        return self.calibrate_novelty(), self._of_examples
 
     def calibrate_novelty(self) -> Novelty:
         """Return the calibration of "none of these", fitted to the examples by the first call."""

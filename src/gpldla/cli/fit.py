@@ -9,7 +9,7 @@ import typer
 
 from gpldla.cli.items import feature_cache, given_items
 from gpldla.cli.labelled import labelled_items
-from gpldla.cli.options import DEFAULT_DEVICE, AsJson, Cache, Device, SkipBad, messages
+from gpldla.cli.options import DEFAULT_DEVICE, AsJson, Cache, Device, Report, SkipBad, messages, say_where
 from gpldla.cli.table_options import Delimiter, Encoding, Label, Picture, TableOptions, Text
 from gpldla.cli.unlabelled import too_few
 from gpldla.utils.errors import UserError
@@ -107,6 +107,7 @@ def fit(
     prompt: Prompt = None,
     graph: Graph = False,
     unlabelled: Unlabelled = None,
+    report: Report = None,
     skip_bad: SkipBad = False,
     as_json: AsJson = False,
     device: Device = DEFAULT_DEVICE,
@@ -115,6 +116,8 @@ def fit(
     """Fit a classifier to a few labelled pictures or texts, and report how good it is.
 
     Example: gpldla fit photos/ -o birds.safetensors
+
+    With a page to look at: gpldla fit photos/ -o birds.safetensors --report birds.html
 
     One example per class: gpldla fit photos/ --unlabelled album/ -o birds.safetensors
 
@@ -130,6 +133,8 @@ def fit(
     if output.is_dir():
         raise UserError(f"{output} is a folder; name a file, such as {output / 'classifier.safetensors'}.")
     check_output(output, source)
+    if report is not None:
+        check_output(report, source, output)
     options = TableOptions(text, picture, label, encoding, delimiter, skip_bad)
     given = labelled_items(source, options)
     loaded = _model(model, given.kind, device, size)
@@ -154,10 +159,13 @@ def fit(
         for name, (items, labels) in given.parts.items()
     }
     fitted = _Fitted(output, classifier, summary, tests, len(more) if unlabelled is not None else None)
+    if report is not None:
+        _write_page(report, fitted, source, given.items, (more, embedding))
     if as_json:
         typer.echo(json.dumps(fitted.as_json(), indent=2))
     else:
         _print(fitted)
+    say_where(report)
 
 
 @dataclass(frozen=True)
@@ -211,11 +219,31 @@ def _model(name: str | None, kind: str, device: str, size: int | None) -> "FewSh
     return loaded
 
 
+def _write_page(
+    report: Path, fitted: _Fitted, source: Path, items: list[Any], more: tuple[list[Any], dict[str, Any]]
+) -> None:
+    """Write the page; more: items without labels, and how they are embedded."""
+    from gpldla.reports.fit_page import FittedClassifier, write_fit_page
+
+    unlabelled, options = more
+    page = FittedClassifier(
+        fitted.classifier,
+        fitted.summary,
+        items,
+        fitted.output,
+        "standard input" if str(source) == "-" else str(source),
+        fitted.tests,
+        (unlabelled, fitted.classifier.model.embed(unlabelled, **options)) if unlabelled else None,
+        _remarks(fitted),
+    )
+    write_fit_page(report, page)
+
+
 def _print(fitted: _Fitted) -> None:
     from gpldla.reports.terminal import expected_line, fit_tables, leave_one_out_line
 
-    classifier, summary, output = fitted.classifier, fitted.summary, fitted.output
-    kind, console = classifier.model.backbone.reads, wide_console()
+    summary, output = fitted.summary, fitted.output
+    kind, console = fitted.classifier.model.backbone.reads, wide_console()
     for table in fit_tables(summary):
         console.print(table)
     say(console, leave_one_out_line(summary))
@@ -223,13 +251,22 @@ def _print(fitted: _Fitted) -> None:
         say(console, expected_line(summary.expected, kind))
     for name, test in fitted.tests.items():
         say(console, test.sentence(name))
+    for sentence in _remarks(fitted):
+        say(console, sentence)
+    say(console, f"Wrote {output}. Next: gpldla predict {output} {kind.upper()}")
+
+
+def _remarks(fitted: _Fitted) -> list[str]:
+    """Return what is to be said about how the classifier was made."""
+    classifier, sentences = fitted.classifier, []
+    kind = classifier.model.backbone.reads
     if used := fitted.unlabelled_used:
-        say(console, f"It has also learned from {used} {kind} without labels.")
+        sentences.append(f"It has also learned from {used} {kind} without labels.")
     if classifier.class_names is not None:
-        say(console, "It uses what the names of the classes mean.")
+        sentences.append("It uses what the names of the classes mean.")
     if classifier.own_prior_share > 0.5:
-        say(console, UNLIKE_HOME)
+        sentences.append(UNLIKE_HOME)
     if getattr(classifier.task.posterior, "from_single_examples", False):
         hint = "" if fitted.unlabelled else " " + ADD_UNLABELLED.format(kind=kind)
-        say(console, SINGLE_EXAMPLES + hint)
-    say(console, f"Wrote {output}. Next: gpldla predict {output} {kind.upper()}")
+        sentences.append(SINGLE_EXAMPLES + hint)
+    return sentences

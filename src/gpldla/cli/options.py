@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from gpldla.utils.errors import UserError
+from gpldla.utils.progress import say
 
 if TYPE_CHECKING:
     from gpldla.classifier.few_shot import FewShotClassifier
@@ -40,6 +41,18 @@ SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="List pictures that cannot be read and leave them out.")
 ]
 
+MaxError = Annotated[
+    float,
+    typer.Option("--max-error", min=0, max=1, help="Answer 'unsure' where the expected error is larger."),
+]
+Prevalence = Annotated[
+    float, typer.Option("--prevalence", help="Assumed share of items of no known class, between 0 and 1.")
+]
+Report = Annotated[
+    Path | None,
+    typer.Option("--report", help="Also write a page to look at, such as report.html: one file."),
+]
+
 
 def data_paths(data_root: Path | None, cache: Path | None) -> "DataPaths":
     """Return where data sets and the cache are; a data root that is no folder is refused."""
@@ -56,6 +69,12 @@ def data_access(data_root: Path | None, cache: Path | None, *, skip_bad: bool = 
     from gpldla.utils.progress import Reporter
 
     return Access(data_paths(data_root, cache), Reporter(messages), skip_bad)
+
+
+def say_where(report: Path | None) -> None:
+    """Say what to do with a page that was written, if there is one."""
+    if report is not None:
+        say(messages, f"Open {report} in a browser.")
 
 
 def load_classifier(file: Path, device: str = "cpu") -> "FewShotClassifier":

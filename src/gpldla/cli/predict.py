@@ -1,6 +1,7 @@
 """The command `gpldla predict`: answers that are printed, or written to Parquet files in bulk."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,10 +15,14 @@ from gpldla.cli.options import (
     Cache,
     DataRoot,
     Device,
+    MaxError,
+    Prevalence,
+    Report,
     SkipBad,
     data_access,
     load_classifier,
     messages,
+    say_where,
 )
 from gpldla.cli.quick import answers_of_graph
 from gpldla.cli.table_options import Delimiter, Encoding, Picture, TableOptions, Text
@@ -46,13 +51,6 @@ Output = Annotated[
         " Default with --engine ray: FILE-scores.",
     ),
 ]
-MaxError = Annotated[
-    float,
-    typer.Option("--max-error", min=0, max=1, help="Answer 'unsure' where the expected error is larger."),
-]
-Prevalence = Annotated[
-    float, typer.Option("--prevalence", help="Assumed share of items of no known class, between 0 and 1.")
-]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV, with one column per class.")]
 Column = Annotated[
     str | None,
@@ -80,6 +78,7 @@ def predict(
     encoding: Encoding = None,
     delimiter: Delimiter = None,
     skip_bad: SkipBad = False,
+    report: Report = None,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
     column: Column = None,
@@ -94,6 +93,8 @@ def predict(
     Example: gpldla predict birds.safetensors new.jpg holidays/ --csv
 
     A table, whose other columns stay: gpldla predict topics.safetensors tickets.csv --text body -o new.csv
+
+    With a page to look at: gpldla predict birds.safetensors holidays/ --report holidays.html
 
     Millions, on all cores or a cluster: gpldla predict birds.safetensors archive/ -o scores --engine ray
     """
@@ -110,7 +111,10 @@ def predict(
     options = TableOptions(text, picture, None, encoding, delimiter, skip_bad)
     if output is not None and (as_json or as_csv):
         raise UserError("--output and --engine ray write files; leave out --json and --csv.")
+    _check_outputs(report, output, classifier, items)
     if output is not None and (engine == "ray" or not _is_answer_file(output)):
+        if report is not None:
+            raise UserError("--report is a page of a few items; leave out --engine ray and the folder.")
         _predict_in_bulk(
             classifier,
             items,
@@ -130,18 +134,25 @@ def predict(
         raise UserError(
             "--column, --chunk-size and --data-root need a folder for the answers: --output FOLDER."
         )
-    if output is not None:
-        from gpldla.utils.files import check_output
-
-        check_output(output, classifier, *filter(is_there, map(Path, items)))
     answers = None
-    if device in (DEFAULT_DEVICE, "cpu") and options == TableOptions():
+    if device in (DEFAULT_DEVICE, "cpu") and options == TableOptions() and report is None:
         answers = answers_of_graph(classifier, items, max_error, prevalence)
     if answers is None:
-        loaded = load_classifier(classifier, device)
-        given = given_items(items, loaded.model, options)
-        answers = _answer(loaded, given, max_error, prevalence, cache)
+        given = _Task(load_classifier(classifier, device), classifier, max_error, prevalence)
+        answers = given.answers(given_items(items, given.loaded.model, options), cache, report)
     _give_answers(answers, output, as_json=as_json, as_csv=as_csv)
+    say_where(report)
+
+
+def _check_outputs(report: Path | None, output: Path | None, classifier: Path, items: list[str]) -> None:
+    """Refuse files that cannot be written or are read; a folder is checked by what writes to it."""
+    from gpldla.utils.files import check_output
+
+    inputs = (classifier, *filter(is_there, map(Path, items)))
+    if report is not None:
+        check_output(report, *inputs)
+    if output is not None and _is_answer_file(output):
+        check_output(output, *inputs)
 
 
 def _is_answer_file(output: Path) -> bool:
@@ -150,17 +161,32 @@ def _is_answer_file(output: Path) -> bool:
     return output.suffix.lower() in FILE_TYPES and not output.is_dir()
 
 
-def _answer(
-    classifier: "FewShotClassifier", given: Given, max_error: float, prevalence: float, cache: Path | None
-) -> "list[Answer]":
-    from gpldla.classifier.answer import answer, json_class_names
+@dataclass(frozen=True)
+class _Task:
+    """A classifier, its file, and when its answers are unsure."""
 
-    model = classifier.model
-    features = model.embed(given.items, cache=feature_cache(model, cache), reporter=Reporter(messages))
-    novelty = classifier.novelty_of(features, prevalence) if classifier.has_novelty else None
-    json_class_names(classifier.classes)  # refuse names that could not be distinguished in the answers
-    proba, classes = classifier.probabilities(features), classifier.classes.tolist()
-    return answer(proba, novelty, given.items, classes, max_error, given.columns)
+    loaded: "FewShotClassifier"
+    file: Path
+    max_error: float
+    prevalence: float
+
+    def answers(self, given: Given, cache: Path | None, report: Path | None) -> "list[Answer]":
+        """Answer for the items, and write the page about them."""
+        from gpldla.classifier.answer import answer, json_class_names
+
+        loaded, model = self.loaded, self.loaded.model
+        features = model.embed(given.items, cache=feature_cache(model, cache), reporter=Reporter(messages))
+        novelty = loaded.novelty_of(features, self.prevalence) if loaded.has_novelty else None
+        json_class_names(loaded.classes)  # refuse names that could not be distinguished in the answers
+        proba, classes = loaded.probabilities(features), loaded.classes.tolist()
+        answers = answer(proba, novelty, given.items, classes, self.max_error, given.columns)
+        if report is not None:
+            from gpldla.reports.answers_page import AnsweredItems, write_answers_page
+
+            limits = (self.max_error, self.prevalence)
+            page = AnsweredItems(loaded, answers, given.items, features, self.file, *limits)
+            write_answers_page(report, page)
+        return answers
 
 
 def _give_answers(answers: "list[Answer]", output: Path | None, *, as_json: bool, as_csv: bool) -> None:

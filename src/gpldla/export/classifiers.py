@@ -4,22 +4,31 @@ import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gpldla.backbones import Backbone
+from gpldla.backbones.base import TokenBackbone
+from gpldla.classifier.abstention import MAX_ERROR, PREVALENCE
 from gpldla.classifier.few_shot import FewShotClassifier
 from gpldla.classifier.own_prior import OwnPrior
 from gpldla.data.decoding import mode_of
 from gpldla.data.preprocessing import Preprocessing
-from gpldla.export.modules import HeadModule, PictureModule, PosteriorModule
+from gpldla.engines.network_graph import MASK, TOKENS, example_inputs
+from gpldla.export.decision import Decision, DecisionModule
+from gpldla.export.modules import HeadModule, PosteriorModule
+from gpldla.export.networks import Exportable, PictureModule, TextModule
 from gpldla.export.onnx_graph import write_graph
 from gpldla.heads import Head, Posterior
 from gpldla.utils.errors import UserError
 from gpldla.utils.progress import SILENT, Reporter
+
+DEFAULT_DECISION = Decision()
+
+Network = TypeVar("Network", bound=Backbone)
 
 
 def export_fitted(
@@ -27,45 +36,46 @@ def export_fitted(
     path: str | Path,
     *,
     adaptable: bool = False,
+    features: bool = False,
     half: bool = False,
+    max_error: float = MAX_ERROR,
+    prevalence: float = PREVALENCE,
     reporter: Reporter = SILENT,
 ) -> None:
-    """Write a fitted classifier, of pictures from pixels on, of texts from their features on.
+    """Write a fitted classifier: of pictures from pixels on, of texts from tokens on, else from features on.
 
     adaptable: write the classifier's method instead, with the prior that was chosen for its task
+    features: leave the network out
+    max_error, prevalence: with which answers are unsure, as in `gpldla predict`
     """
-    model, classes = classifier.model, classifier.classes.tolist()
+    model, classes, task = classifier.model, classifier.classes.tolist(), classifier.task
     shared: dict[str, Any] = {"temperature": classifier.temperature, "half": half}
-    feature_dim = model.backbone.feature_dim
     if adaptable:
-        export_adaptable(_adaptable_head(classifier, reporter), feature_dim, path, **shared)
-    elif model.backbone.reads == "texts":
-        export_feature_classifier(
-            classifier.posterior,
-            classes,
-            path,
-            feature_dim=feature_dim,
-            own_prior=classifier.task.own_prior,
-            **shared,
-        )
-    else:
+        head = model.head.exportable(classifier.posterior)
+        export_adaptable(head, model.backbone.feature_dim, path, **shared)
+        return
+    shared |= {
+        "own_prior": task.own_prior,
+        "decision": Decision.of(classifier, max_error, prevalence),
+    }
+    reads, network = model.backbone.reads, model.backbone
+    if reads == "pictures" and not features:
         export_classifier(
             classifier.posterior,
             classes,
             path,
-            backbone=model.backbone,
+            backbone=network,
             preprocessing=model.preprocessing,
-            own_prior=classifier.task.own_prior,
             **shared,
         )
-
-
-def _adaptable_head(classifier: FewShotClassifier, reporter: Reporter) -> Head:
-    """Return the head to be written, with the β that was chosen for this task."""
-    head = classifier.model.head.exportable(classifier.posterior)
-    if head is not classifier.model.head:
-        reporter.say("The graph centres features but does not whiten them, see docs/own-data.md.")
-    return head
+    elif isinstance(network, TokenBackbone) and network.tokenizer_json() and not features:
+        export_text_classifier(classifier.posterior, classes, path, encoder=network, **shared)
+    else:
+        if not features:
+            reporter.say(f"{model.backbone_name} is not in the graph, which takes its features of texts.")
+        export_feature_classifier(
+            classifier.posterior, classes, path, feature_dim=network.feature_dim, **shared
+        )
 
 
 def export_classifier(
@@ -77,6 +87,7 @@ def export_classifier(
     preprocessing: Preprocessing,
     temperature: float = 1.0,
     own_prior: OwnPrior | None = None,
+    decision: Decision = DEFAULT_DECISION,
     half: bool = False,
 ) -> None:
     """Write a classifier of pictures.
@@ -84,26 +95,60 @@ def export_classifier(
     Input `images`: uint8 [n, side, side, channels], the grey or RGB pixels of pictures that are resized to
     side = preprocessing.resized as `preprocessing` in the metadata says: with Pillow's BILINEAR, or another
     `interpolation`; stretched, or with `keep_aspect` cut to a square. The graph crops and standardises them.
-    Output `probabilities`: float32 [n, C] in the order of `classes`, with the temperature applied. n is at
-    least 1.
+    Output `probabilities`: float32 [n, C] in the order of `classes`, with the temperature applied; if the
+    decision has it, `none_of_these`: float32 [n]; `unsure`: bool [n]. n is at least 1.
 
     posterior: of one task, on features of `backbone`; with predictive="mc" its draws are fixed in the file
     own_prior: a second answer that is mixed with that of the posterior, or None
+    decision: when an answer is unsure, and what tells items of no known class
     half: store weights and compute products (convolutions, matrices) in float16. Inputs, outputs and all
           other operations stay in float32, whose range the predictive needs.
     """
     side, channels = preprocessing.resized, preprocessing.channels
-    network = copy.deepcopy(backbone).cpu().float().requires_grad_(False)
-    module = PictureModule(network, preprocessing, PosteriorModule(posterior, temperature, own_prior)).eval()
+    answers = DecisionModule(PosteriorModule(posterior, temperature, own_prior), decision)
+    module = PictureModule(_constant(backbone), preprocessing, answers).eval()
     pixels = (255 * torch.rand(3, side, side, channels, generator=_generator())).byte()
     facts = {
         "kind": "image classifier",
-        "classes": _plain_classes(classes, module, pixels),
+        "classes": _plain_classes(classes, module, {"images": pixels}),
         "preprocessing": {**preprocessing.as_json(), "resized": side, "mode": mode_of(channels)},
         "temperature": temperature,
+        **decision.facts,
     }
-    axes = {"images": {0: "n"}, "probabilities": {0: "n"}}
-    write_graph(module, {"images": pixels}, axes, Path(path), facts, half=half)
+    write_graph(module, {"images": pixels}, _rows(module, {"images": {}}), Path(path), facts, half=half)
+
+
+def export_text_classifier(
+    posterior: Posterior,
+    classes: Sequence[Any],
+    path: str | Path,
+    *,
+    encoder: TokenBackbone,
+    temperature: float = 1.0,
+    own_prior: OwnPrior | None = None,
+    decision: Decision = DEFAULT_DECISION,
+    half: bool = False,
+) -> None:
+    """Write a classifier of texts, with its encoder.
+
+    Inputs `tokens` and `mask`: int64 [n, longest], the numbers of each text's tokens, filled up with 0, and 1
+    where there is a token. How to get them is in the metadata: `tokenizer` is what is elsewhere the file
+    tokenizer.json, for `Tokenizer.from_str` of tokenizers. The rest is as in `export_classifier`.
+    """
+    answers = DecisionModule(PosteriorModule(posterior, temperature, own_prior), decision)
+    module = TextModule(_constant(encoder), answers).eval()
+    tokens, mask = (torch.from_numpy(array) for array in example_inputs(encoder, 3))
+    inputs = {TOKENS: tokens, MASK: mask}
+    facts = {
+        "kind": "text classifier",
+        "classes": _plain_classes(classes, module, inputs),
+        "tokenizer": json.loads(encoder.tokenizer_json() or "null"),
+        "temperature": temperature,
+        **decision.facts,
+    }
+    axes = _rows(module, {TOKENS: {1: "longest"}, MASK: {1: "longest"}})
+    longest = {"longest": encoder.preprocessing.max_tokens}
+    write_graph(module, inputs, axes, Path(path), facts, half=half, longest=longest)
 
 
 def export_feature_classifier(
@@ -114,21 +159,22 @@ def export_feature_classifier(
     feature_dim: int,
     temperature: float = 1.0,
     own_prior: OwnPrior | None = None,
+    decision: Decision = DEFAULT_DECISION,
     half: bool = False,
 ) -> None:
-    """Write a classifier of features, for texts and for features that are computed elsewhere.
+    """Write a classifier of features, which are computed elsewhere.
 
     Input `features`: float32 [n, feature_dim], as the head was given. The rest is as in `export_classifier`.
     """
-    module = PosteriorModule(posterior, temperature, own_prior).eval()
+    module = DecisionModule(PosteriorModule(posterior, temperature, own_prior), decision).eval()
     features = torch.randn(3, feature_dim, generator=_generator())
     facts = {
         "kind": "feature classifier",
-        "classes": _plain_classes(classes, module, features),
+        "classes": _plain_classes(classes, module, {"features": features}),
         "temperature": temperature,
+        **decision.facts,
     }
-    axes = {"features": {0: "n"}, "probabilities": {0: "n"}}
-    write_graph(module, {"features": features}, axes, Path(path), facts, half=half)
+    write_graph(module, {"features": features}, _rows(module, {"features": {}}), Path(path), facts, half=half)
 
 
 def export_adaptable(
@@ -164,17 +210,26 @@ def export_adaptable(
     write_graph(module, inputs, axes, Path(path), facts, half=half)
 
 
+def _constant(network: Network) -> Network:
+    """Return a copy of a network to be traced."""
+    return copy.deepcopy(network).cpu().float().requires_grad_(False)
+
+
+def _rows(module: Exportable, inputs: dict[str, dict[int, str]]) -> dict[str, dict[int, str]]:
+    """Return the axes of any length: the first of all, n, and those that are given for inputs."""
+    first = {name: {0: "n"} for name in module.outputs}
+    return {name: {0: "n", **own} for name, own in inputs.items()} | first
+
+
 def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)  # for the example inputs of the trace
 
 
-def _plain_classes(
-    classes: Sequence[Any], module: PosteriorModule | PictureModule, example: Tensor
-) -> list[Any]:
+def _plain_classes(classes: Sequence[Any], module: Exportable, inputs: dict[str, Tensor]) -> list[Any]:
     """Return the class names as JSON values, one for each probability that `module` returns."""
     try:
         with torch.no_grad():
-            answers = module(example)
+            answers = module(**inputs)[0]
     except RuntimeError as error:
         raise UserError(
             f"{module.subject} cannot predict from features like these, so it cannot be exported; choose a"

@@ -1,15 +1,12 @@
-"""The torch modules that are traced to ONNX graphs; all of them return probabilities."""
+"""The torch modules that are traced to ONNX graphs: of posteriors, and of heads that still adapt."""
 
 import math
 
 import torch
 from torch import Tensor, nn
 
-from gpldla.backbones import Backbone
 from gpldla.classifier.calibration import apply_temperature
 from gpldla.classifier.own_prior import OwnPrior
-from gpldla.data.augment.transforms import centre_crop, resized_images, standardise_
-from gpldla.data.preprocessing import Preprocessing
 from gpldla.heads import Head, Posterior
 from gpldla.utils.errors import UserError
 
@@ -37,41 +34,22 @@ class PosteriorModule(nn.Module):
         return log_prob.exp()
 
 
-class PictureModule(nn.Module):
-    """A network followed by a posterior: pixels uint8 [n, side, side, channels] → probabilities [n, C]."""
-
-    def __init__(self, backbone: Backbone, preprocessing: Preprocessing, answers: PosteriorModule) -> None:
-        super().__init__()
-        self.subject = answers.subject
-        self.backbone, self.preprocessing, self.answers = backbone, preprocessing, answers
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the probabilities of resized pictures, which are cropped and standardised here."""
-        resized = resized_images(images.permute(0, 3, 1, 2), self.preprocessing)
-        # A copy: standardising a part of a tensor in place makes a much slower graph.
-        cropped = centre_crop(resized, self.preprocessing).clone()
-        features = self.backbone.features(standardise_(cropped, self.preprocessing)).float()
-        probabilities: Tensor = self.answers(features)
-        return probabilities
-
-
 class HeadModule(nn.Module):
     """A head: support [n, d], labels [n], query [q, d] → probabilities [q, C]."""
+
+    outputs = ("probabilities",)
 
     def __init__(self, head: Head, temperature: float) -> None:
         super().__init__()
         self.subject = type(head).__name__
         self.head, self.temperature = head, _positive(temperature)
 
-    def forward(self, support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
+    def forward(self, support: Tensor, labels: Tensor, query: Tensor) -> tuple[Tensor]:
         """Adapt the head to the support examples and return the probabilities of the queries."""
         n_way = labels.max().item() + 1  # unknown while tracing, except ...
         torch._check(n_way >= 2)  # type: ignore[no-untyped-call, unused-ignore]  # ... for its minimum
         posterior = self.head.adapt(support, labels, n_way)  # type: ignore[arg-type]
-        return apply_temperature(posterior.log_prob(query), self.temperature).exp()
-
-
-Exportable = PosteriorModule | PictureModule | HeadModule
+        return (apply_temperature(posterior.log_prob(query), self.temperature).exp(),)
 
 
 def as_constant(posterior: Posterior) -> Posterior:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpldla import __version__
 from gpldla.engines.onnx_tracing import PACKAGES, Axes, describe, trace
-from gpldla.export.modules import Exportable
+from gpldla.export.networks import Exportable
 from gpldla.utils.errors import UserError
 from gpldla.utils.files import check_writable, write_atomically
 
@@ -32,19 +32,23 @@ def write_graph(
     facts: Mapping[str, Any],
     *,
     half: bool,
+    longest: Mapping[str, int] | None = None,
 ) -> None:
-    """Trace a module and write its graph, if the graph gives the same probabilities as the module."""
+    """Trace a module and write its graph, if the graph gives the same answers as the module.
+
+    axes: names of the axes that have any length, by input; longest: the most of them, as in `trace`
+    """
     _check_packages()
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file in it, such as {path / 'classifier.onnx'}.")
     check_writable(path.parent)
     with torch.no_grad():
-        if not torch.equal(module(**inputs), module(**inputs)):
+        if not all(map(torch.equal, module(**inputs), module(**inputs))):
             raise UserError(
                 f"{module.subject} gives other probabilities at each call; choose a deterministic predictive,"
                 " such as 'quadrature'."
             )
-    model = _traced(module, inputs, axes)
+    model = _traced(module, inputs, axes, longest)
     if half:
         _halve(model.graph)
     model.producer_version = __version__
@@ -64,9 +68,11 @@ def _check_packages() -> None:
         ) from None
 
 
-def _traced(module: Exportable, inputs: dict[str, Tensor], axes: Axes) -> "onnx.ModelProto":
+def _traced(
+    module: Exportable, inputs: dict[str, Tensor], axes: Axes, longest: Mapping[str, int] | None
+) -> "onnx.ModelProto":
     try:
-        return trace(module, inputs, axes, ["probabilities"])
+        return trace(module, inputs, axes, module.outputs, longest)
     except RuntimeError as error:
         raise UserError(
             f"{module.subject} needs operations or decisions that an ONNX graph cannot hold; choose another"
@@ -77,12 +83,18 @@ def _traced(module: Exportable, inputs: dict[str, Tensor], axes: Axes) -> "onnx.
 def _halve(graph: "onnx.GraphProto") -> None:
     """Compute products in float16, and store their factors and other large constants in float16.
 
-    `x_half` replaces `x`.
+    `x_half` replaces `x`. What is computed in float64 needs its precision and stays.
     """
     from onnx import TensorProto, helper, numpy_helper
 
-    multiplied = {name for node in graph.node if node.op_type in PRODUCTS for name in node.input}
-    elsewhere = {name for node in graph.node if node.op_type not in PRODUCTS for name in node.input}
+    kinds = {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
+    exact = {name for name, kind in kinds.items() if kind == TensorProto.DOUBLE}
+
+    def is_halved(node: "onnx.NodeProto") -> bool:
+        return node.op_type in PRODUCTS and exact.isdisjoint(node.output)
+
+    multiplied = {name for node in graph.node if is_halved(node) for name in node.input}
+    elsewhere = {name for node in graph.node if not is_halved(node) for name in node.input}
     halved: set[str] = set()
     nodes: list[onnx.NodeProto] = []
     for constant in graph.initializer:
@@ -94,7 +106,7 @@ def _halve(graph: "onnx.GraphProto") -> None:
             if name in elsewhere:
                 nodes.append(helper.make_node("Cast", [f"{name}_half"], [name], to=TensorProto.FLOAT))
     for node in graph.node:
-        if node.op_type not in PRODUCTS:
+        if not is_halved(node):
             nodes.append(node)
             continue
         for index, name in enumerate(node.input):
@@ -113,9 +125,12 @@ def _check_answers(content: bytes, module: Exportable, inputs: dict[str, Tensor]
     """Compare the graph with the module, on fewer rows than it was traced with."""
     rows = {name: example[:2] for name, example in inputs.items()}
     session = import_module("onnxruntime").InferenceSession(content, providers=["CPUExecutionProvider"])
-    answers = session.run(None, {name: example.numpy() for name, example in rows.items()})[0]
+    answers = session.run(None, {name: example.numpy() for name, example in rows.items()})
     with torch.no_grad():
-        difference = np.abs(answers - module(**rows).numpy()).max()
+        expected = [answer.numpy() for answer in module(**rows)]
+    # Whether an answer is unsure follows, and may differ where the expected error is at the limit.
+    pairs = [pair for pair in zip(answers, expected, strict=True) if pair[1].dtype != bool]
+    difference = max(np.abs(own - right).max() for own, right in pairs)
     if not difference <= (HALF_TOLERANCE if half else TOLERANCE):  # NaN is refused, too
         remedy = "export it without half" if half else "choose another head, such as gpldla"
         raise UserError(f"The graph of {module.subject} is off by {difference:.2g} in probability; {remedy}.")

@@ -54,10 +54,9 @@ def graph_of(classifier: FewShotClassifier) -> bytes:
             " pip install 'gpldla[fast]'."
         )
     network = copy.deepcopy(evaluating(model.backbone)).cpu().float().requires_grad_(False)
-    novelty = task.calibrate_novelty().to("cpu") if classifier.has_novelty else None
-    known = task.posterior if task.labelled_only is None else task.labelled_only
+    novelty, known = task.none_of_these_parts() if classifier.has_novelty else (None, task.posterior)
     answers = PosteriorModule(task.posterior, task.temperature, task.own_prior)
-    module = AnswerModule(FeatureModule(network), answers, known, novelty).eval()
+    module = AnswerModule(FeatureModule(network), answers, known, novelty and novelty.to("cpu")).eval()
     names = [PROBABILITIES] if novelty is None else [PROBABILITIES, SCORE]
     axes = {name: {0: "n"} for name in (INPUT, *names)}
     try:

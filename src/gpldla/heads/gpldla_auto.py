@@ -377,10 +377,10 @@ class GPLDLAAuto(GPLDLA):
         )
 
     def exportable(self, posterior: Posterior) -> "GPLDLAAuto":
-        """Return a head with the β of this task, which does not whiten: ONNX has no eigendecomposition."""
+        """Return a head with the β of this task: a graph cannot search for one."""
         assert isinstance(posterior, TaskPosterior)
         head = copy.deepcopy(self)
-        head.auto_beta, head.whiten = False, False
+        head.auto_beta = False
         head.log_beta.fill_(math.log(posterior.beta.item()))
         return head
 

@@ -3,18 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from gpldla.heads.base import (
-    KnownClasses,
-    LeftOutPredictions,
-    NoveltyScores,
-    Posterior,
-    check_episode,
-)
+from gpldla.heads.base import LeftOutPredictions, NoveltyScores, Posterior, check_episode
 from gpldla.heads.gp.content import balanced_part
 from gpldla.heads.gp.leave_one_out import LooStats
 from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGPPosterior, logit_variance
@@ -29,6 +23,7 @@ from gpldla.utils.errors import UserError, require_positive
 
 NAMES = ("directions", "named", "center")  # what a posterior's state keeps of its names
 OWN = ("scale", "log_pi", "seen")  # and of itself
+UNSEEN = 'With names "none of these" needs an example of every class; add some, or leave the names out.'
 
 
 @dataclass(kw_only=True)
@@ -38,12 +33,15 @@ class NamesPosterior(TaskPosterior):
     scale: a, a scalar; log_pi [C]: log priors; seen [C]: which classes have examples
     """
 
-    has_novelty: ClassVar[bool] = False
-    has_representation: ClassVar[bool] = False
     names: Names
     scale: Tensor
     log_pi: Tensor
     seen: Tensor
+
+    @property
+    def has_novelty(self) -> bool:  # type: ignore[override]
+        """Whether every class has an example that a row could fit; what names say of that is not known."""
+        return bool(self.seen.all())
 
     def log_prob(self, query: Tensor) -> Tensor:
         """Return log p(y | x, S), [q, d] → [q, C]."""
@@ -55,26 +53,17 @@ class NamesPosterior(TaskPosterior):
         mean = among_seen(mean, self.log_pi, self.seen)
         return mean + self.scale.to(mean) * self.names.scores(query), var
 
-    def class_fit(self, query: Tensor, classes: KnownClasses) -> Tensor:
-        """Refuse: a class may have no example that a row could fit."""
-        raise self._unsupported('"none of these"')
-
     def nearest_mean_cosine(self, query: Tensor) -> Tensor:
-        """Refuse, as `class_fit` does."""
-        raise self._unsupported('"none of these"')
-
-    def representation(self, query: Tensor) -> Tensor:
-        """Refuse: the names' part of a logit is not linear in φ."""
-        raise self._unsupported("kernel")
+        """Return the cosine to the nearest class mean [q]; refuse where a class has no example."""
+        if not self.has_novelty:
+            raise UserError(UNSEEN)
+        return super().nearest_mean_cosine(query)
 
     def state(self) -> dict[str, Tensor]:
         """Return the state of the task's posterior, and the names."""
         names = {f"names.{name}": getattr(self.names, name) for name in NAMES}
         own = {f"names.{name}": getattr(self, name) for name in OWN}
         return super().state() | names | own
-
-    def _unsupported(self, what: str) -> UserError:
-        return UserError(f"A classifier with names as a prior has no {what}; fit it without the names.")
 
 
 class Scales(NamedTuple):
@@ -344,10 +333,10 @@ class GPLDLANames(GPLDLAAuto):
     def novelty_scores(
         self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None
     ) -> NoveltyScores:
-        """Refuse: a class may have no example that a row could fit."""
-        raise UserError(
-            'A classifier with names as a prior has no "none of these"; fit it without the names.'
-        )
+        """Return how examples fit that are left out; refuse where a class has none that a row could fit."""
+        if len(labels.unique()) < n_way:
+            raise UserError(UNSEEN)
+        return super().novelty_scores(support, labels, n_way, weights)
 
     def exportable(self, posterior: Posterior) -> NoReturn:
         """Refuse: in a graph that adapts there are no names."""

@@ -42,6 +42,16 @@ def write_comparison_report(path: Path, facts: dict[str, Any]) -> None:
     _write_page(path, "compare.html", facts)
 
 
+def write_fit_report(path: Path, facts: dict[str, Any]) -> None:
+    """Write the page of a fitted classifier."""
+    _write_page(path, "fit.html", facts)
+
+
+def write_answers_report(path: Path, facts: dict[str, Any]) -> None:
+    """Write the page of answers for new items."""
+    _write_page(path, "predict.html", facts)
+
+
 def _write_page(path: Path, template: str, facts: dict[str, Any]) -> None:
     environment = Environment(
         loader=PackageLoader("gpldla.reports"),

@@ -10,6 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from gpldla.classifier.calibration import Reliability
+from gpldla.classifier.review import Bin
 from gpldla.utils.plot_style import ACCENT, GRID, INK, MUTED, SECOND, style_axes
 
 MAX_LINE_POINTS = 60  # per line of a training plot; with many more it shows mostly noise
@@ -95,6 +96,23 @@ def reliability_plot(panels: Sequence[tuple[str, str, Reliability]]) -> Markup:
     axes[0].set_ylabel("accuracy")
     axes[0].legend(frameon=False, fontsize=8, loc="upper left")
     return _svg(figure, "Reliability diagrams")
+
+
+def trust_plot(bins: Sequence[Bin]) -> Markup:
+    """Accuracy against confidence with intervals, for few answers; each dot says how many it stands for."""
+    figure, (axes,) = _figure(1, 1, (4.4, 4.4))
+    axes.plot([0, 100], [0, 100], color=MUTED, lw=1, ls="--")
+    for one in bins:
+        x, y = 100 * one.confidence, 100 * one.accuracy
+        axes.plot([x, x], [100 * one.low, 100 * one.high], color=ACCENT, lw=6, alpha=0.22, zorder=2)
+        axes.plot(x, y, "o", color=ACCENT, ms=6, zorder=3)
+        side = -1 if x > 88 else 1
+        style = {"fontsize": 8, "color": MUTED, "va": "center", "ha": "left" if side > 0 else "right"}
+        axes.annotate(str(one.answers), (x, y), (7 * side, 0), textcoords="offset points", **style)
+    axes.set(xlim=(0, 103), ylim=(-3, 103))
+    axes.set(xlabel="how sure it says it is, %", ylabel="how often it is right, %")
+    axes.set_aspect("equal")
+    return _svg(figure, "How often answers are right, by how sure they are")
 
 
 def comparison_plot(rows: Sequence[dict[str, Any]], highlighted: str) -> Markup:

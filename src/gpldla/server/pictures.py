@@ -1,18 +1,12 @@
-"""Pictures that strangers send: checked before anything is decoded, and made small."""
+"""Pictures that strangers send: checked before anything is decoded."""
 
 import re
-from contextlib import suppress
 from io import BytesIO
 from pathlib import PurePosixPath
 
-from PIL import Image
-
-from gpldla.data.decoding import in_mode, open_picture, reads_heic, upright
-from gpldla.data.pixel_budget import room_for
+from gpldla.data.decoding import open_picture, reads_heic
 from gpldla.server.problems import Problem
 
-THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 160, 80
-REDUCED_LATER = ("1", "P", "PA", "I", "I;16", "I;16B", "F")  # pixels that cannot be averaged as they are
 NAME_LENGTH = 200
 BRANDS = {
     b"avif": "AVIF",
@@ -57,24 +51,6 @@ def check_picture(content: bytes, name: str, most: int) -> None:
 def unreadable(name: str) -> Problem:
     """Return what to answer to a damaged picture."""
     return Problem(422, f"{name} cannot be read as a picture; send it whole, or save it anew.")
-
-
-def thumbnail_of(content: bytes) -> bytes | None:
-    """Return a small WebP of a picture; None of one that cannot be decoded."""
-    side = THUMBNAIL_SIDE
-    with suppress(Exception), open_picture(BytesIO(content)) as opened, room_for(opened):
-        opened.draft("RGB", (2 * side, 2 * side))  # JPEGs are decoded at a fraction of their size
-        picture = upright(opened)
-        if picture.mode not in REDUCED_LATER:  # before it is converted, which takes copies of all pixels
-            picture.thumbnail((side, side), Image.Resampling.BILINEAR)
-        picture = in_mode(picture, "RGB")
-        picture.thumbnail((side, side), Image.Resampling.BILINEAR)
-        if picture is not opened:
-            opened.close()
-        buffer = BytesIO()
-        picture.save(buffer, "WEBP", quality=THUMBNAIL_QUALITY, exif=b"")  # no place, no date
-        return buffer.getvalue()
-    return None
 
 
 def plain_name(name: str | None, fallback: str) -> str:

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gpldla.classifier.few_shot import FewShotClassifier
+from gpldla.data.thumbnails import thumbnail_of
 from gpldla.server.answers import Explainer
 from gpldla.server.batching import Batcher
 from gpldla.server.classifiers import Classifiers
 from gpldla.server.metrics import BATCHES, WAITING
 from gpldla.server.networks import Network, load_file, load_networks
-from gpldla.server.pictures import thumbnail_of
 from gpldla.server.settings import Settings
 from gpldla.server.storage import Store, open_database
 from gpldla.server.threads import Threads

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gpldla.heads.base import can_read_values, class_one_hot, unit_length
+from gpldla.heads.gp.products import directions_by_products
 from gpldla.heads.gp.root import rooted
 from gpldla.utils.errors import UserError
 
@@ -19,8 +20,9 @@ class TaskSpace:
     normalize_first: rows are scaled to unit length first, so that long ones do not rule the mean
     center:     c [..., d], or None
     metric:     [d, d], a linear map learned elsewhere that comes first, or None
-    directions: the within-class directions, orthonormal rows [..., r, d], or None
-    shrink:     [..., r]: by how much the component along each of them changes, in (−1, 0]
+    directions: D [..., r, d], or None: z becomes z + (zDᵀ · shrink)D, which is z A^{-1/2}; its rows are
+                orthonormal, the eigenvectors of S, except in graphs, see `products.py`
+    shrink:     [..., r]: by how much the component along each of them changes, in [−1, 0]
     power:      [...], what features are raised to before everything else, see `root_power`; None is 1
 
     A = I + κS, where S is the scatter of the support around its class means and κS has as trace its degrees
@@ -85,7 +87,10 @@ def scatter_directions(residuals: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor
     """Return the directions [..., r, d] of A = I + κS and how A^{-1/2} shrinks them [..., r].
 
     residuals [..., n, d] with S = Σ r rᵀ; κ [...]
+    In a graph the directions are others, with the same A^{-1/2}.
     """
+    if torch.compiler.is_compiling():
+        return directions_by_products(residuals, kappa)
     n, d = residuals.shape[-2:]
     if n <= d:
         values, vectors = torch.linalg.eigh(residuals @ residuals.mT)
