@@ -7,7 +7,7 @@ from torch import Tensor
 from gpldla import GPLDLAClassifier
 from gpldla.heads.gp.leave_one_out import LooStats, leave_one_out
 from gpldla.heads.gp.linear_gp import LabelledFeatures
-from gpldla.heads.gp.peak import most_probable_beta
+from gpldla.heads.gp.peak import ChosenBeta, most_probable_beta
 from gpldla.heads.gp.strangers import default_beta
 from gpldla.heads.gp.task_space import TaskSpace, mean_of_class_means, within_class_directions
 from gpldla.heads.gpldla import GPLDLA, ClassStatistics
@@ -49,11 +49,14 @@ class OldHead(GPLDLAAuto):
         space: TaskSpace,
         labelled: LabelledFeatures,
         statistics: ClassStatistics,
-    ) -> Tensor:
-        """Return the β with the largest leave-one-out likelihood around the constant."""
+    ) -> ChosenBeta:
+        """Return the β with the largest leave-one-out likelihood around the constant, as if it were known."""
         left_out = self.left_out(support, member)
         default = support.new_full(support.shape[:-2], default_beta(support.shape[-1]))
-        return most_probable_beta(default, lambda beta: self._loo_score(labelled, statistics, left_out, beta))
+        chosen = most_probable_beta(
+            default, lambda beta: self._loo_score(labelled, statistics, left_out, beta)
+        )
+        return ChosenBeta(chosen.value, None)
 
 
 class OldGPLDLA(GPLDLAClassifier):

@@ -163,7 +163,8 @@ class TestSaving:
         expected = json.loads((GOLDEN / "classifier-format-1.json").read_text("utf-8"))
         loaded = FewShotClassifier.load(GOLDEN / "classifier-format-1.safetensors")
         queries = pictures(6, seed=5)
-        np.testing.assert_allclose(loaded.predict_proba(queries), expected["probabilities"], atol=1e-6)
+        # to the accuracy of the predictive's integral, which is computed in another way now
+        np.testing.assert_allclose(loaded.predict_proba(queries), expected["probabilities"], atol=2e-3)
         np.testing.assert_allclose(loaded.none_of_these(queries), expected["none_of_these"], atol=1e-6)
 
     def test_it_does_so_when_it_is_saved_again(self, tmp_path):

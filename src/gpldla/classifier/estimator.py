@@ -97,7 +97,9 @@ class GPLDLAClassifier(WithNames, EstimatorAnswers):
     sigma2_ : float
         The prior-norm-adjusted σ²*.
     beta_ : float
-        The β that was used.
+        The most probable β, or the one that was given.
+    beta_spread_ : float
+        The standard deviation of log β that probabilities are averaged over; 0 if β was given.
     prior_source_ : {"measured", "single examples", "unlabelled rows", "given"}
         What `beta_` comes from: examples that are predicted by others of their class, single examples of each
         class (how alike they are), these together with unlabelled rows, or the parameter `beta`. With single
@@ -312,6 +314,8 @@ class GPLDLAClassifier(WithNames, EstimatorAnswers):
         diagonal, C = posterior.diagonal, len(classes)
         assert diagonal.sigma2 is not None
         self.beta_ = posterior.beta.item()
+        scale = posterior.uncertain_scale
+        self.beta_spread_ = 0.0 if scale is None else scale.spread.item()
         single = "unlabelled rows" if posterior.from_unlabelled else "single examples"
         measured = single if posterior.from_single_examples else "measured"
         self.prior_source_ = measured if isinstance(self.beta, str) else "given"

@@ -255,8 +255,9 @@ def _check_sizes(task: AdaptedTask, n_classes: int, model: FewShotModel, file: P
     """Refuse a file whose parts do not belong together."""
     d, takes_features = model.backbone.feature_dim, model.head.consumes == "features"
     posteriors = [task.posterior, *([] if task.own_prior is None else [task.own_prior.posterior])]
-    means = [posterior.state().get("posterior.weight_mean") for posterior in posteriors]
-    fits = all(mean is None or mean.shape == (n_classes, d) for mean in means)
+    shapes = {"posterior.weight_mean": (n_classes, d), "scale.log_pi": (n_classes,), "scale.spread": ()}
+    states = [posterior.state() for posterior in posteriors]
+    fits = all(state[n].shape == shape for state in states for n, shape in shapes.items() if n in state)
     if task.examples is not None:
         rows, labels = task.examples.rows, task.examples.labels
         fits = fits and len(rows) == len(labels) and int(labels.max()) < n_classes

@@ -23,7 +23,7 @@ from gpldla.heads.gp.leave_one_out import LooStats, leave_one_out, loo_log_prob
 from gpldla.heads.gp.linear_gp import LabelledFeatures, LinearGPPosterior, Predictive, absent_classes
 from gpldla.heads.gp.missing_shot import with_all_shots
 from gpldla.heads.gp.novelty import novelty_scores
-from gpldla.heads.gp.peak import most_probable_beta
+from gpldla.heads.gp.peak import PRIOR_WIDTH, ChosenBeta, most_probable_beta
 from gpldla.heads.gp.refinement import refine_mode
 from gpldla.heads.gp.root import root_power, rooted
 from gpldla.heads.gp.rows import Rows
@@ -149,7 +149,7 @@ class GPLDLAAuto(GPLDLA):
         labelled = self.labelled(space(rows), member, weights)
         statistics = self.class_statistics(labelled)
         with torch.no_grad():
-            beta = self.choose_beta(rows, member, space, labelled, statistics)
+            beta, spread = self.choose_beta(rows, member, space, labelled, statistics)
         if unlabelled is not None:
             more, single = rooted(unlabelled, power), all_single(member)
             space, labelled, statistics = self._with_unlabelled(space, rows, member, more, beta)
@@ -160,9 +160,9 @@ class GPLDLAAuto(GPLDLA):
         if self.auto_beta and not torch.compiler.is_compiling():
             posterior.from_single_examples = bool(all_single(member).all())
             posterior.from_unlabelled = unlabelled is not None
-            if self.center and self.metric is None and unlabelled is None:
+            if self.center and unlabelled is None:
                 log_pi = self._log_priors(member.sum(-2))
-                posterior.uncertain_scale = UncertainScale.of_single_examples(member, log_pi)
+                posterior.uncertain_scale = UncertainScale.unless_known(spread, log_pi)
         return posterior
 
     @torch.no_grad()
@@ -251,16 +251,18 @@ class GPLDLAAuto(GPLDLA):
         space: TaskSpace,
         labelled: LabelledFeatures,
         statistics: ClassStatistics,
-    ) -> Tensor:
+    ) -> ChosenBeta:
         """Return β: a number, or with "auto" one per task [..., 1]."""
         if not self.auto_beta:
-            return self.log_beta.exp().to(support.dtype)
+            return ChosenBeta(self.log_beta.exp().to(support.dtype), None)
         single = all_single(member)
         if self.center and single.all():
-            return self._single_beta(support, member).unsqueeze(-1)
+            beta = self._single_beta(support, member)
+            return ChosenBeta(beta.unsqueeze(-1), torch.full_like(beta, PRIOR_WIDTH))
         n = support.shape[-2]
         if n >= 2 * N_SCORED_EXAMPLES and not bool((member.sum(-1) > 0).all()):  # merged copies
-            return for_each_task(self._beta_of, support, member)
+            value, spread = for_each_task(self._beta_of, support, member).unbind(-1)
+            return ChosenBeta(value.unsqueeze(-1), spread)
         if n >= 2 * N_SCORED_EXAMPLES:  # then an even choice within the classes is enough
             support, member = balanced_part(support, member, MAX_LEFT_OUT, by_content=self.center)
             if n > MAX_LEFT_OUT:
@@ -278,7 +280,9 @@ class GPLDLAAuto(GPLDLA):
     def _beta_of(self, support: Tensor, member: Tensor) -> Tensor:
         space = self.fit_space(support, member)
         labelled = self.labelled(space(support), member, member.sum(-1))
-        return self.choose_beta(support, member, space, labelled, self.class_statistics(labelled))
+        beta, spread = self.choose_beta(support, member, space, labelled, self.class_statistics(labelled))
+        assert spread is not None  # β is not given
+        return torch.cat([beta, spread.reshape(1)])
 
     def _default_beta(self, support: Tensor, member: Tensor, left_out: LooStats, single: Tensor) -> Tensor:
         """Return β₀ [...], the centre of the prior of β."""
@@ -327,8 +331,8 @@ class GPLDLAAuto(GPLDLA):
         It is that of the LDA estimate with β as chosen from all examples; `map_steps` is left out.
         """
         support, labels, weights, index = self._merged(support, labels, weights)
-        left_out, phi, diagonal, beta = self._left_out_of(support, labels, n_way, weights, posterior)
-        log_prob = loo_log_prob(phi.phi, diagonal, left_out, beta)
+        left_out, phi, diagonal, beta, scale = self._left_out_of(support, labels, n_way, weights, posterior)
+        log_prob = loo_log_prob(phi.phi, diagonal, left_out, beta, scale)
         log_prob = log_prob.masked_fill((left_out.counted == 0).unsqueeze(-1), math.nan)
         return log_prob if index is None else log_prob[index]
 
@@ -337,16 +341,16 @@ class GPLDLAAuto(GPLDLA):
     ) -> LeftOutPredictions | None:
         """Return log p(class | a new row like x_i) for all that can be left out, see `missing_shot.py`."""
         support, labels, weights, _ = self._merged(support, labels, weights)
-        left_out, phi, diagonal, beta = self._left_out_of(support, labels, n_way, weights, posterior)
+        left_out, phi, diagonal, beta, scale = self._left_out_of(support, labels, n_way, weights, posterior)
         norms2 = self.class_statistics(phi).norms2
         full = with_all_shots(left_out, phi, norms2, centred=self.center)
-        log_prob, counted = loo_log_prob(phi.phi, diagonal, full, beta), left_out.counted > 0
+        log_prob, counted = loo_log_prob(phi.phi, diagonal, full, beta, scale), left_out.counted > 0
         return LeftOutPredictions(log_prob[counted], labels[counted], left_out.counted[counted])
 
     def _left_out_of(
         self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None, posterior: Posterior
-    ) -> tuple[LooStats, LabelledFeatures, LinearGPPosterior, Tensor]:
-        """Return the statistics of left-out examples without copies, the examples in space, and β."""
+    ) -> tuple[LooStats, LabelledFeatures, LinearGPPosterior, Tensor, UncertainScale | None]:
+        """Return the statistics of left-out examples without copies, these in space, β and its scale."""
         assert isinstance(posterior, TaskPosterior)
         member = weighted_one_hot(labels, n_way, weights, support.dtype)
         beta, diagonal = posterior.beta.to(support), posterior.diagonal
@@ -354,7 +358,8 @@ class GPLDLAAuto(GPLDLA):
         if self.map_steps:
             mode = self.mode_at(self.class_statistics(phi), phi, beta)
             diagonal = self.laplace_at(mode, phi, beta, self.log_beta_b.exp().to(beta))
-        return self.left_out(rooted(support, posterior.space.power), member, phi), phi, diagonal, beta
+        left_out = self.left_out(rooted(support, posterior.space.power), member, phi)
+        return left_out, phi, diagonal, beta, posterior.uncertain_scale
 
     def novelty_scores(
         self, support: Tensor, labels: Tensor, n_way: int, weights: Tensor | None

@@ -1,4 +1,4 @@
-"""One example per class cannot tell the scale of the logits, so answers are averaged over it."""
+"""Few examples leave the scale of the logits open, so answers are averaged over it."""
 
 import math
 
@@ -13,10 +13,10 @@ from gpldla.heads.gp.peak import PRIOR_WIDTH
 from gpldla.heads.gp.uncertain_scale import UncertainScale
 
 
-def blobs(n_way, shots, queries, dim, seed=0):
+def blobs(n_way, shots, queries, dim, seed=0, apart=1.0):
     """Support [n, dim] with labels, query [q, dim] with labels, of normal classes that overlap."""
     generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(n_way, dim, generator=generator)
+    centres = apart * torch.randn(n_way, dim, generator=generator)
     labels, truth = (torch.arange(n_way).repeat_interleave(count) for count in (shots, queries))
     support, query = (centres[y] + torch.randn(len(y), dim, generator=generator) for y in (labels, truth))
     return support, labels, query, truth
@@ -59,13 +59,32 @@ def test_the_papers_setting_and_a_given_beta_are_not_averaged(options):
     assert create_head("gpldla-auto", **options).eval().adapt(support, labels, 4).uncertain_scale is None
 
 
-def test_a_second_example_of_any_class_measures_the_scale():
-    support, labels, _, _ = single_examples()
-    support, labels = torch.cat([support, support[:1] + 0.1]), torch.cat([labels, labels[:1]])
-    assert create_head("gpldla-auto").eval().adapt(support, labels, 4).uncertain_scale is None
+def test_examples_measure_the_scale():
+    """Single examples say nothing; the more there are of classes that overlap, the more they say."""
+    spreads = []
+    for shots in (1, 5, 60):
+        support, labels, _, _ = blobs(n_way=5, shots=shots, queries=1, dim=32, apart=0.3)
+        scale = create_head("gpldla-auto").eval().adapt(support, labels, 5).uncertain_scale
+        spreads.append(0.0 if scale is None else scale.spread.item())
+    assert spreads[0] == pytest.approx(PRIOR_WIDTH)
+    assert PRIOR_WIDTH > spreads[1] > spreads[2]
 
 
-def test_a_batch_averages_where_a_task_has_single_examples():
+def test_leaving_out_averages_as_well():
+    """Against the leave-one-out predictions with each β given."""
+    support, labels, _, _ = blobs(n_way=3, shots=4, queries=1, dim=16)
+    head = create_head("gpldla-auto").eval()
+    posterior = head.adapt(support, labels, 3)
+    averaged = head.leave_one_out(support, labels, 3, None, posterior)
+    tau, expected, beta = posterior.uncertain_scale.spread, 0, posterior.beta
+    posterior.uncertain_scale = None
+    for t, weight in ((-math.sqrt(3), 1 / 6), (0, 2 / 3), (math.sqrt(3), 1 / 6)):
+        posterior.beta = beta * (tau * t).exp()
+        expected = expected + weight * head.leave_one_out(support, labels, 3, None, posterior).exp()
+    torch.testing.assert_close(averaged.exp(), expected)
+
+
+def test_a_batch_averages_each_task_over_its_own_scale():
     one, labels, query, _ = blobs(n_way=3, shots=2, queries=4, dim=16)
     weights = torch.ones(2, len(labels))
     weights[0, 1::2] = 0  # the first task has one example per class

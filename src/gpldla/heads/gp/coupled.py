@@ -77,4 +77,4 @@ class CoupledPosterior(Posterior):
         var = predictive.independent_variances(mean, covariance)
         if scale is None:
             return predictive.quadrature(mean, var)
-        return scale.averaged(lambda rescaled: predictive.quadrature(rescaled, var), mean)
+        return scale.averaged(lambda means: predictive.quadrature(means, var.expand_as(means)), mean)

@@ -12,6 +12,7 @@ from gpldla.heads.gp.linear_gp import LinearGPPosterior, logit_variance
 from gpldla.heads.gp.predictive import quadrature
 from gpldla.heads.gp.rows import Rows
 from gpldla.heads.gp.task_space import positive, scatter_scale, zero_if_rounding
+from gpldla.heads.gp.uncertain_scale import UncertainScale
 
 
 @dataclass
@@ -97,11 +98,19 @@ def leave_one_out(
     return LooStats(slope.mT, log_pi.mT, weights.weight * weights.remains, cosine.mT)
 
 
-def loo_log_prob(phi: Rows, diagonal: LinearGPPosterior, left_out: LooStats, beta: Tensor) -> Tensor:
-    """Return log p(class | x_i, S without i), [..., n, C].
+def loo_log_prob(
+    phi: Rows,
+    diagonal: LinearGPPosterior,
+    left_out: LooStats,
+    beta: Tensor,
+    scale: UncertainScale | None = None,
+) -> Tensor:
+    """Return log p(class | x_i, S without i), [..., n, C], averaged over β where its scale is uncertain.
 
     The variances are those of the whole support set: one example of many hardly changes V* and v*.
     """
+    if scale is not None:
+        return scale.averaged_over_beta(lambda b: loo_log_prob(phi, diagonal, left_out, b), beta)
     mean = left_out.mean(beta.squeeze(-1) if beta.ndim else beta)
     return quadrature(mean, logit_variance(phi, diagonal.weight_var, diagonal.bias_var, mean.shape))
 

@@ -330,12 +330,12 @@ class LinearGPPosterior(Posterior):
             if scale is None:
                 return predictive.log_mean_softmax(drawn)
             mean = phi.dot(self.weight_mean, self.bias_mean)
-            noise = (drawn - mean).masked_fill(mean.isneginf(), 0)
+            noise = (drawn - mean).masked_fill(mean.isneginf(), 0).unsqueeze(1)  # [M, 1, ..., q, C]
             return scale.averaged(lambda rescaled: predictive.log_mean_softmax(rescaled + noise), mean)
         mean, var = self.logits(query)
         if scale is None:
             return self._integral(mean, var)
-        return scale.averaged(lambda rescaled: self._integral(rescaled, var), mean)
+        return scale.averaged(lambda rescaled: self._integral(rescaled, var.expand_as(rescaled)), mean)
 
     def _integral(self, mean: Tensor, var: Tensor) -> Tensor:
         """Return the log of the mean softmax of normal logits, [..., q, C]."""
