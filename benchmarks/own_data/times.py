@@ -1,4 +1,4 @@
-"""The time that `GPLDLAClassifier()` takes, beside `LogisticRegression()`: fit and predict_proba, one thread."""
+"""The time of `GPLDLAClassifier()` beside that of `LogisticRegression()`, fit and predict_proba, one thread."""
 
 import time
 from collections.abc import Callable, Mapping
