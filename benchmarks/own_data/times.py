@@ -1,4 +1,4 @@
-"""The time of `GPLDLAClassifier()` beside that of `LogisticRegression()`, fit and predict_proba, one thread."""
+"""The time of `GPLDLAClassifier()` beside `LogisticRegression()`, fit and predict_proba, on one thread."""
 
 import time
 from collections.abc import Callable, Mapping
