@@ -1,6 +1,6 @@
 """The user's own pictures and texts: GPLDLAClassifier and scikit-learn's classifiers on the same features.
 
-    python -m benchmarks.own_data [--features FILE.npz] [--only photographs text beyond] [--episodes SCALE]
+    python -m benchmarks.own_data [--features FILE.npz] [--only PART ...] [--episodes SCALE]
     python -m benchmarks.own_data --render
 
 Photographs: CUB through EfficientNet-Lite0, tasks of its 50 novel classes; the base classes are used only

@@ -15,11 +15,12 @@ from benchmarks.own_data.beyond import OpenTasks, measure_covariance, measure_un
 from benchmarks.own_data.common import FLOOR, QUERIES, SEED, Numbers, scaled
 from benchmarks.own_data.data import Data, chapters, photographs
 from benchmarks.own_data.known_classes import measure_cell
+from benchmarks.own_data.times import measure_times
 from gpldla.utils.files import read_json, write_json
 from gpldla.utils.progress import SILENT, Reporter
 from gpldla.utils.provenance import provenance
 
-PARTS = ("photographs", "text", "beyond")
+PARTS = ("photographs", "text", "beyond", "times")
 SHOTS = (1, 2, 5, 10)
 PHOTOGRAPHS, TEXTS = {5: 200, 50: 10}, {5: 200, 20: 40}  # number of classes → number of tasks
 
@@ -45,6 +46,15 @@ def measure_tables(
                 f"{row['method']} {row['accuracy']:.1f} % NLL {row['nll']:.3f}" for row in rows[:3]
             )
             reporter.say(f"{rows[0]['ways']}-way {shots}-shot: {best}")
+
+
+def measure_text_times(data: Data, scale: float, save: Save, reporter: Reporter = SILENT) -> None:
+    """Measure how long our defaults take on texts, and those of logistic regression."""
+    part: Numbers = {"data": data.facts, "rows": []}
+    for ways in TEXTS:
+        for shots in SHOTS:
+            part["rows"].append(measure_times(data, min(ways, data.facts["classes"]), shots, scale, reporter))
+            save(part)
 
 
 def measure_beyond(data: Data, scale: float, save: Save, reporter: Reporter = SILENT) -> None:
@@ -77,7 +87,7 @@ def measure(
 ) -> Numbers:
     """Measure parts and save after every cell; the results of other parts in the file stay."""
     photos = photographs(features, reporter) if {"photographs", "beyond"} & set(parts) else None
-    texts = chapters() if "text" in parts else None
+    texts = chapters() if {"text", "times"} & set(parts) else None
     # One thread for all methods: libraries that wait for each other's threads would distort the times.
     torch.set_num_threads(1)
     import_module("threadpoolctl").threadpool_limits(1)
@@ -99,6 +109,8 @@ def measure(
             measure_tables(photos, PHOTOGRAPHS, scale, save, reporter)
         elif name == "text" and texts is not None:
             measure_tables(texts, TEXTS, scale, save, reporter)
+        elif name == "times" and texts is not None:
+            measure_text_times(texts, scale, save, reporter)
         elif name == "beyond" and photos is not None:
             measure_beyond(photos, scale, save, reporter)
         results["parts"][name] |= {"finished": True, "seconds": round(time.monotonic() - started, 1)}

@@ -87,6 +87,16 @@ def covariance_table(rows: Sequence[Numbers]) -> list[str]:
     return lines
 
 
+def times_table(rows: Sequence[Numbers]) -> list[str]:
+    """Return how often our time fits into that of logistic regression, by classes and shots."""
+    shots = list(dict.fromkeys(row["shots"] for row in rows))
+    lines = ["| classes | " + " | ".join(f"{n}-shot" for n in shots) + " |", "|--:|" + "--:|" * len(shots)]
+    for ways in dict.fromkeys(row["ways"] for row in rows):
+        cells = [f"{row['ratio']:.2f}" for row in rows if row["ways"] == ways]
+        lines.append(f"| {ways} | " + " | ".join(cells) + " |")
+    return lines
+
+
 def tables(results: Numbers) -> dict[str, list[str]]:
     """Return all tables for which there are results, by their names on the page."""
     found: dict[str, list[str]] = {}
@@ -102,6 +112,9 @@ def tables(results: Numbers) -> dict[str, list[str]]:
         found["unknown"] = unknown_table(beyond["unknown"])
         found["abstaining"] = abstaining_table(beyond["abstaining"])
         found["covariance"] = covariance_table(beyond["covariance"])
+    times = results["parts"].get("times")
+    if times:
+        found["times"] = times_table(times["rows"])
     return {name: lines for name, lines in found.items() if lines}
 
 

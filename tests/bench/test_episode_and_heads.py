@@ -53,7 +53,9 @@ class TestTiming:
     def work(self, monkeypatch):
         """Return what makes calls that take as long as they say, on a clock of their own."""
         clock = SimpleNamespace(now=0.0, calls=[])
-        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+        monkeypatch.setattr(
+            timing, "time", SimpleNamespace(perf_counter=lambda: clock.now, thread_time=lambda: clock.now)
+        )
 
         def make(name, seconds):
             def call():

@@ -14,6 +14,7 @@ from benchmarks.own_data.known_classes import measure_cell
 from benchmarks.own_data.methods import rivals
 from benchmarks.own_data.parts import SHOTS
 from benchmarks.own_data.tables import PLACE, render, tables
+from benchmarks.own_data.times import measure_times
 from PIL import Image
 
 from gpldla.utils.progress import SILENT
@@ -163,3 +164,11 @@ def test_the_page_has_a_place_for_every_table():
     assert sorted(places) == sorted(
         [*names, "photographs left out", "text left out", "unknown", "abstaining", "covariance"]
     )
+
+
+def test_times_are_those_of_both_classifiers():
+    X, labels = features(classes=6, each=20)
+    row = measure_times(Data(X, labels), 5, 2, scale=0.1)
+    assert (row["ways"], row["shots"], row["tasks"]) == (5, 2, 3)
+    assert set(row["milliseconds"]) == {OURS, LOGISTIC}
+    assert row["ratio"] == pytest.approx(row["milliseconds"][LOGISTIC] / row["milliseconds"][OURS], rel=0.02)

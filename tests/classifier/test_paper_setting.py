@@ -1,4 +1,8 @@
-"""The settings without a centre, and the heads of the paper, answer as they always did: stored numbers."""
+"""The settings without a centre, and the heads of the paper, answer as they always did: stored numbers.
+
+They were stored again when the integral became that of a polynomial, which moved probabilities by 0.0015;
+with the integral from before, all agreed with the older numbers to 1e-14.
+"""
 
 import json
 from pathlib import Path

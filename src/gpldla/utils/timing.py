@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -26,7 +27,10 @@ def seconds_per_call(
     """Return for each function its seconds per call, one number per round; slow work gets fewer rounds.
 
     threads: CPU threads of each function; default: the current number
+    Where that is one, the processor's time of the thread counts, in which no other program takes part.
     """
+    alone = threads is None and device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if alone else partial(now, device)
     measured: dict[Label, list[float]] = {name: [] for name in ways}
     started = time.perf_counter()
     for round_index in range(rounds):
@@ -35,8 +39,8 @@ def seconds_per_call(
         for name, call in ways.items():
             with nullcontext() if threads is None else cpu_threads(threads[name]):
                 if round_index == 0 or measured[name][-1] < 1:
-                    _calls_within(call, device, WARMUP_SECONDS)
-                calls, seconds = _calls_within(call, device, MEASURED_SECONDS)
+                    _calls_within(call, clock, WARMUP_SECONDS)
+                calls, seconds = _calls_within(call, clock, MEASURED_SECONDS)
             measured[name].append(seconds / calls)
     return measured
 
@@ -48,8 +52,8 @@ def fastest_threads(ways: Mapping[Label, Callable[[], object]], device: torch.de
         seconds = {}
         for count in {1, torch.get_num_threads()}:
             with cpu_threads(count):
-                _calls_within(call, device, WARMUP_SECONDS)
-                calls, spent = _calls_within(call, device, MEASURED_SECONDS)
+                _calls_within(call, partial(now, device), WARMUP_SECONDS)
+                calls, spent = _calls_within(call, partial(now, device), MEASURED_SECONDS)
             seconds[count] = spent / calls
         fastest[name] = min(seconds, key=lambda count: seconds[count])
     return fastest
@@ -72,14 +76,16 @@ def two_digits(value: float) -> str:
     return f"{value:,.{max(0, 1 - math.floor(math.log10(value)))}f}"
 
 
-def _calls_within(call: Callable[[], object], device: torch.device, seconds: float) -> tuple[int, float]:
-    """Call until `seconds` are over; synchronises with a GPU rarely, and at the end."""
-    calls, batch, start = 0, 1, now(device)
+def _calls_within(
+    call: Callable[[], object], clock: Callable[[], float], seconds: float
+) -> tuple[int, float]:
+    """Call until `seconds` are over; a clock that waits for a GPU is asked rarely, and at the end."""
+    calls, batch, start = 0, 1, clock()
     while True:
         for _ in range(batch):
             call()
         calls += batch
-        spent = now(device) - start
+        spent = clock() - start
         if spent >= seconds:
             return calls, spent
         batch = max(1, min(calls, int(calls * (seconds - spent) / spent)))
