@@ -3,10 +3,10 @@
     python -m benchmarks.paper train [NAME ...] [--runs runs/paper] [--at-once 3] [--minutes 9]
     python -m benchmarks.paper collect [NAME ...] [--runs runs/paper] [--results results]
 
-NAME may be a pattern, 'cub-*'. `train` first tries the settings that an entry leaves open on validation
-classes (benchmarks/trials.py), unless that was done before, then trains in full; with `--minutes` it stops
-after so many, and the same command goes on from there. Each training seed has a folder with model, metrics
-and measured.json. `collect` makes one JSON per cell of them.
+NAME may be a pattern, 'cub-*'; benchmarks/rivals.toml has the methods beside GPLDLA. `train` first tries the
+settings that an entry leaves open on validation classes (benchmarks/trials.py), unless that was done before,
+then trains in full; with `--minutes` it stops after so many, and the same command goes on from there. Each
+training seed has a folder with model, metrics and measured.json. `collect` makes one JSON per cell of them.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.job_queue import Job, run_jobs
+from benchmarks.rivals import rival_entries
 from benchmarks.trials import VALIDATED, choose, chosen, file_of, shortened, validate
 from gpldla.classifier.calibration import apply_temperature, fit_temperature, reliability
 from gpldla.classifier.model import FewShotModel
@@ -97,7 +98,7 @@ class Training:
 
 def plan(patterns: list[str]) -> list[Training]:
     """Return the trainings whose names fit one of the patterns, or all."""
-    entries = tomllib.loads(PLAN.read_text("utf-8"))
+    entries = rival_entries(PLAN.with_name("rivals.toml")) | tomllib.loads(PLAN.read_text("utf-8"))
     chosen = {name for name in entries if not patterns or any(fnmatch(name, p) for p in patterns)}
     unknown = [p for p in patterns if not any(fnmatch(name, p) for name in entries)]
     if unknown:

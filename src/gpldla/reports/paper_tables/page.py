@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpldla.reports.paper_tables import Cell, paper_tables, read_cells, result_tables, results_folder
+from gpldla.reports.paper_tables.front import front_page, front_pictures
 from gpldla.reports.paper_tables.layout import Entry, ResultTable, markdown_row
 from gpldla.reports.paper_tables.plots import AS_PREDICTED, confidence_plots
 from gpldla.reports.paper_tables.side_by_side import (
@@ -19,7 +20,7 @@ from gpldla.utils.errors import UserError
 from gpldla.utils.files import check_writable, write_atomically
 
 INTRODUCTION = """\
-# Results
+## How to read this page
 
 Every table of the paper, with its results and ours side by side. `gpldla tables --markdown docs/results.md`
 writes this page from the JSON files in `results/`; the [last section](#how-our-results-were-measured) lists
@@ -52,9 +53,11 @@ def write_page(page: Path, folder: Path | None = None) -> list[Path]:
     pictures = page.parent / _pictures_of(page)
     text = page_text(page, folder)
     written = []
-    for name, rows in _plotted(read_cells(folder)).items():
-        written.append(pictures / f"{name}.png")
-        write_atomically(written[-1], confidence_plots(rows))
+    cells = read_cells(folder)
+    drawn = {f"{name}.png": confidence_plots(rows) for name, rows in _plotted(cells).items()}
+    for name, picture in (drawn | front_pictures(cells)).items():
+        written.append(pictures / name)
+        write_atomically(written[-1], picture)
     write_atomically(page, text.encode())
     return [page, *written]
 
@@ -62,7 +65,8 @@ def write_page(page: Path, folder: Path | None = None) -> list[Path]:
 def page_text(page: Path, folder: Path) -> str:
     """Return what `write_page` writes to `page`."""
     cells = read_cells(folder)
-    lines = [INTRODUCTION, "", *_at_a_glance(cells)]
+    front = front_page(cells, folder, _pictures_of(page))
+    lines = ["# Results", "", *front, *([""] if front else []), INTRODUCTION, "", *_at_a_glance(cells)]
     for paper in paper_tables().values():
         shown = result_tables(paper, folder, cells)
         alone = len(shown) == 1
