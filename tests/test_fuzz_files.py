@@ -30,7 +30,6 @@ from gpldla.data.preprocessing import Preprocessing
 from gpldla.data.sets.folder import _read_split
 from gpldla.data.store import check_store, write_store
 from gpldla.data.tables import open_table
-from gpldla.data.user_files import read_lines
 from gpldla.training.checkpoint import TrainingState
 from gpldla.training.metrics import read_metrics
 from gpldla.training.recipe import SHIPPED, read_recipe
@@ -99,11 +98,6 @@ def _split(folder, suffix):
     return _read_split, folder / f"split.{suffix}"
 
 
-def _lines(folder):
-    (folder / "lines.txt").write_text("one\ntwo\n")
-    return read_lines, folder / "lines.txt"
-
-
 def _table(folder, suffix):
     file = folder / f"table.{suffix}"
     rows = [{"text": "one", "label": "a"}, {"text": "two, three", "label": "b"}]
@@ -168,7 +162,6 @@ LOADERS = {
     "json": _json,
     "split-csv": lambda folder: _split(folder, "csv"),
     "split-json": lambda folder: _split(folder, "json"),
-    "lines": _lines,
     "table-csv": lambda folder: _table(folder, "csv"),
     "table-jsonl": lambda folder: _table(folder, "jsonl"),
     "table-parquet": lambda folder: _table(folder, "parquet"),
