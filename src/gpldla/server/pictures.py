@@ -17,7 +17,7 @@ BRANDS = {
     b"msf1": "HEIF",
 }
 SIGNATURES = ((b"\xff\xd8\xff", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"GIF8", "GIF"), (b"BM", "BMP"))
-ACCEPTED = "JPEG, PNG, WebP, GIF, BMP and AVIF"
+ACCEPTED = "JPEG, PNG, WebP, GIF, BMP, AVIF"
 
 
 def format_of(content: bytes) -> str | None:
@@ -34,8 +34,8 @@ def check_picture(content: bytes, name: str, most: int) -> None:
     """Refuse what is no picture by its first bytes, or by its header has more than so many pixels."""
     kind = format_of(content)
     if kind is None or (kind == "HEIF" and not reads_heic()):
-        heic = " and HEIC" if reads_heic() else ""
-        raise Problem(415, f"{name} is no picture that this server reads: {ACCEPTED}{heic}.")
+        heic = ", HEIC" if reads_heic() else ""
+        raise Problem(415, f"{name} is no picture of a kind that this server reads: {ACCEPTED}{heic}.")
     try:
         with open_picture(BytesIO(content)) as opened:
             width, height = opened.size
