@@ -129,7 +129,7 @@ def _fresh_model(recipe: Recipe) -> FewShotModel:
 
 
 def _load_start_network(name_or_folder: str, model: FewShotModel) -> None:
-    other = FewShotModel.from_pretrained(name_or_folder)
+    other = FewShotModel.from_pretrained(Path(name_or_folder))  # a path, so that nothing is downloaded
     if other.backbone_name != model.backbone_name:
         raise UserError(
             f"start = {name_or_folder!r} has the network {other.backbone_name}, not {model.backbone_name};"
