@@ -119,3 +119,10 @@ def _nearest(name: str, names: Sequence[str]) -> str:
     quoted = [repr(one) for one in near]
     listed = quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
     return f"; did you mean {listed}?"
+
+
+def list_of_examples(which: Any) -> list[Any]:
+    """Return a user's choice of examples as a list; a single one is refused."""
+    if isinstance(which, (str, bytes, PurePath)) or not hasattr(which, "__iter__"):
+        raise UserError("Give a list of examples, not a single one.")
+    return list(which)

@@ -11,22 +11,31 @@ from torch import Tensor
 
 from gpldla.backbones import Backbone
 from gpldla.classifier.class_names import ClassNames
-from gpldla.classifier.examples import Examples
+from gpldla.classifier.examples import Examples, list_of_examples
 from gpldla.classifier.expected_accuracy import ExpectedAccuracy
 from gpldla.classifier.feature_cache import FeatureCache
 from gpldla.classifier.features import list_items
-from gpldla.classifier.labels import class_indices, distinct_classes, label_array, list_of_labels
+from gpldla.classifier.labels import (
+    class_indices,
+    distinct_classes,
+    label_array,
+    list_of_labels,
+    one_per_item,
+)
 from gpldla.classifier.model import FewShotModel
+from gpldla.classifier.sharing import CLASSIFIER, Shared, shared_folder
+from gpldla.classifier.shipped import CARD
 from gpldla.classifier.suggestion import Suggestions, suggest
 from gpldla.classifier.task import AdaptedTask
 from gpldla.classifier.uncertainty import Uncertainty
 from gpldla.data.user_files import printable
 from gpldla.heads import Posterior
 from gpldla.utils.errors import UserError, require_positive
+from gpldla.utils.files import write_atomically
 from gpldla.utils.progress import SILENT, Reporter
 
 
-class FewShotClassifier:
+class FewShotClassifier(Shared):
     """A FewShotModel adapted to a task.
 
     `add`, `relabel` and `remove` return a new classifier; this one does not change, so many threads may use
@@ -83,7 +92,7 @@ class FewShotClassifier:
 
         unlabelled [m, ...]: more items, without labels
         """
-        listed = _one_per_item(labels, len(rows))
+        listed = one_per_item(labels, len(rows))
         classes = distinct_classes([*listed, *(class_names.vectors if class_names else ())])
         examples = Examples(rows, class_indices(listed, classes).to(rows.device), names=names)
         return cls._of(model, label_array(classes), examples, unlabelled, class_names)
@@ -246,7 +255,7 @@ class FewShotClassifier:
 
     def find(self, which: Sequence[Any]) -> list[int]:
         """Return the indices of examples that are given by index, by name, or by the end of a path."""
-        return self.task.require_examples().find(_list_of_examples(which))
+        return self.task.require_examples().find(list_of_examples(which))
 
     def add(self, items: Sequence[Any], labels: Sequence[Any]) -> "FewShotClassifier":
         """Return a classifier adapted to these examples, too, of known or new classes."""
@@ -256,7 +265,7 @@ class FewShotClassifier:
 
     def add_rows(self, rows: Tensor, labels: Sequence[Any], items: list[Any]) -> "FewShotClassifier":
         """As `add`, for items that `FewShotModel.embed` represents as rows [n, ...]."""
-        listed = _one_per_item(labels, len(rows))
+        listed = one_per_item(labels, len(rows))
         classes = self._classes_with(listed)
         before = self._recoded(self.task.require_examples(), classes)
         more = Examples(rows, class_indices(listed, classes).to(rows.device), names=_names(items))
@@ -296,8 +305,8 @@ class FewShotClassifier:
         which: examples by index, or by name (see `names`); labels: one for each, of known or new classes
         """
         examples = self.task.require_examples()
-        indices = examples.find(_list_of_examples(which))
-        listed = _one_per_item(labels, len(indices), "examples")
+        indices = examples.find(list_of_examples(which))
+        listed = one_per_item(labels, len(indices), "examples")
         classes = self._classes_with(listed)
         changed = self._recoded(examples, classes).relabel(indices, class_indices(listed, classes))
         return self._without_empty_classes(changed, classes)
@@ -308,7 +317,7 @@ class FewShotClassifier:
         A class without any examples left is removed.
         """
         examples = self.task.require_examples()
-        remaining = examples.remove(examples.find(_list_of_examples(which)))
+        remaining = examples.remove(examples.find(list_of_examples(which)))
         return self._without_empty_classes(remaining, self.classes.tolist())
 
     def to(self, device: str | torch.device) -> "FewShotClassifier":
@@ -339,6 +348,37 @@ class FewShotClassifier:
         from gpldla.classifier.file import load_classifier
 
         return load_classifier(Path(file), backbone=backbone)
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        name: str = "USER/NAME",
+        support: bool = True,
+        names: bool = False,
+        license: str | None = None,
+    ) -> None:
+        """Write a folder with the classifier and a model card; `push_to_hub` uploads it.
+
+        support, names: as in `save`, but names, which may be private, only if asked for
+        """
+        from gpldla.classifier.card import classifier_card
+
+        self.save(Path(folder) / CLASSIFIER, support=support, names=names)
+        write_atomically(Path(folder) / CARD, classifier_card(self, name, license).encode())
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_folder: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        backbone: str | Backbone | None = None,
+    ) -> "FewShotClassifier":
+        """Load a folder by `save_pretrained`, or USER/NAME of the Hugging Face Hub, which is downloaded."""
+        folder = shared_folder(name_or_folder, revision, token)
+        return cls.load(folder / CLASSIFIER, backbone=backbone)
 
     def _embed(self, items: Sequence[Any], **options: Any) -> Tensor:
         return self.model.embed(_non_empty(items, self.model), **options)
@@ -371,23 +411,9 @@ class FewShotClassifier:
 
 
 def _non_empty(items: Any, model: FewShotModel) -> list[Any]:
-    listed = list_items(items, model.backbone.reads)
-    if not listed:
-        raise UserError(f"There are no {model.backbone.reads}; give at least one.")
-    return listed
-
-
-def _one_per_item(labels: Sequence[Any], count: int, what: str = "images") -> list[Any]:
-    listed = list_of_labels(labels)
-    if len(listed) != count:
-        raise UserError(f"There are {count} {what} and {len(listed)} labels; give one label per image.")
-    return listed
-
-
-def _list_of_examples(which: Any) -> list[Any]:
-    if isinstance(which, (str, bytes, Path)) or not hasattr(which, "__iter__"):
-        raise UserError("Give a list of examples, not a single one.")
-    return list(which)
+    if listed := list_items(items, model.backbone.reads):
+        return listed
+    raise UserError(f"There are no {model.backbone.reads}; give at least one.")
 
 
 def _names(items: list[Any]) -> tuple[str, ...] | None:

@@ -72,3 +72,11 @@ def merge_classes(labels: list[np.ndarray]) -> np.ndarray:
         return np.unique(np.concatenate(labels))
     except TypeError:
         raise UserError("The labels are of types that cannot be compared; give labels of one type.") from None
+
+
+def one_per_item(labels: Sequence[Any], count: int, what: str = "images") -> list[Any]:
+    """Return labels as a list, of which there must be `count`."""
+    listed = list_of_labels(labels)
+    if len(listed) != count:
+        raise UserError(f"There are {count} {what} and {len(listed)} labels; give one label per image.")
+    return listed

@@ -20,11 +20,13 @@ from gpldla.classifier.features import (
 )
 from gpldla.classifier.model_files import read_model_files, write_model_files
 from gpldla.classifier.own_prior import own_prior_head
-from gpldla.classifier.shipped import CONFIG, WEIGHTS, model_folder
+from gpldla.classifier.sharing import Shared, shared_folder
+from gpldla.classifier.shipped import CARD, CONFIG, WEIGHTS, model_folder
 from gpldla.classifier.task_temperature import TaskAnswer, TaskTemperature
 from gpldla.data.preprocessing import ImageSettings, Preprocessing
 from gpldla.heads import Head, Posterior, create_head, head_class
 from gpldla.utils.errors import UserError, require_positive
+from gpldla.utils.files import write_atomically
 from gpldla.utils.modules import evaluating
 from gpldla.utils.progress import SILENT, Reporter
 from gpldla.utils.registry import UnknownNameError
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 
-class FewShotModel(nn.Module):
+class FewShotModel(Shared, nn.Module):
     """A network that adapts to new classes from a few examples.
 
     backbone: a name, see `create_backbone`, or the network itself, such as `ForeignNetwork(module, ...)`
@@ -286,10 +288,25 @@ class FewShotModel(nn.Module):
         """Write model.safetensors and config.json."""
         write_model_files(Path(folder), self.state_dict(), self.config())
 
+    def save_pretrained(
+        self, folder: str | Path, *, name: str = "USER/NAME", license: str | None = None
+    ) -> None:
+        """Write what `save` writes, and a model card; `push_to_hub` uploads it."""
+        from gpldla.classifier.card import model_card
+
+        self.save(folder)
+        write_atomically(Path(folder) / CARD, model_card(self, name, license).encode())
+
     @classmethod
-    def from_pretrained(cls, name_or_folder: str | Path) -> "FewShotModel":
-        """Load a folder written by `save`, or a shipped model by its name, ready for evaluation."""
-        folder = model_folder(name_or_folder)
+    def from_pretrained(
+        cls, name_or_folder: str | Path, *, revision: str | None = None, token: str | None = None
+    ) -> "FewShotModel":
+        """Load a folder written by `save`, a shipped model by its name, or USER/NAME of the Hugging Face Hub.
+
+        The latter is downloaded if it is not in the hub's cache. The model is ready for evaluation.
+        """
+        found = shared_folder(name_or_folder, revision, token)
+        folder = found if found.is_dir() else model_folder(name_or_folder)
         weights, config = read_model_files(folder)
         model = cls.from_config(config, str(folder / CONFIG))
         try:

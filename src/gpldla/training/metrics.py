@@ -3,10 +3,14 @@
 import json
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from torch.utils.tensorboard import SummaryWriter
 
 from gpldla.utils.files import write_atomically
+
+if TYPE_CHECKING:
+    from lightning_fabric.loggers.logger import Logger
 
 METRICS = "metrics.jsonl"
 
@@ -15,10 +19,13 @@ class MetricsRecorder:
     """Writes metrics to a folder, from a step on; later ones, of an interrupted run, are dropped first.
 
     folder: None records nothing
+    tracker: another place for them
     """
 
-    def __init__(self, folder: Path | None, step_name: str, step: int) -> None:
-        self._step_name = step_name
+    def __init__(
+        self, folder: Path | None, step_name: str, step: int, tracker: "Logger | None" = None
+    ) -> None:
+        self._step_name, self._tracker = step_name, tracker
         self._lines, self._board = None, None
         if folder is None:
             return
@@ -36,6 +43,9 @@ class MetricsRecorder:
         self._lines.flush()
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
+        if self._tracker is not None:
+            prefix = "" if self._step_name == "episode" else f"{self._step_name}/"
+            self._tracker.log_metrics({prefix + name: value for name, value in metrics.items()}, step)
 
     def __enter__(self) -> "MetricsRecorder":
         return self
@@ -46,6 +56,8 @@ class MetricsRecorder:
         for file in (self._lines, self._board):
             if file is not None:
                 file.close()
+        if self._tracker is not None:
+            self._tracker.finalize("success" if error is None else "failed")
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:

@@ -195,6 +195,7 @@ class Recipe(ImageSettings, _Settings):
     # Reporting, in episodes, or batches of the base stage
     log_every: int = _setting(20, _at_least(1))
     checkpoint_every: int = _setting(1_000, _at_least(1))
+    tracker: str = _setting("none", _one_of("none", "mlflow", "wandb"))  # where metrics go besides the folder
     # Tables
     head: HeadSettings = field(default_factory=HeadSettings)
     base: BaseSettings = field(default_factory=BaseSettings)

@@ -29,6 +29,7 @@ from gpldla.training.process_group import make_fabric, report_errors_once, repor
 from gpldla.training.recipe import Recipe
 from gpldla.training.run_folder import RunFolder
 from gpldla.training.stage import Acceleration, RunningMeans, Stage, StageContext
+from gpldla.training.trackers import open_tracker
 from gpldla.training.validation import Validation
 from gpldla.utils.devices import torch_device
 from gpldla.utils.errors import UserError
@@ -129,7 +130,7 @@ def _fresh_model(recipe: Recipe) -> FewShotModel:
 
 
 def _load_start_network(name_or_folder: str, model: FewShotModel) -> None:
-    other = FewShotModel.from_pretrained(name_or_folder)
+    other = FewShotModel.from_pretrained(Path(name_or_folder))  # a path, so that nothing is downloaded
     if other.backbone_name != model.backbone_name:
         raise UserError(
             f"start = {name_or_folder!r} has the network {other.backbone_name}, not {model.backbone_name};"
@@ -270,7 +271,8 @@ class _Run:
     def _recorder(self, stage: Stage) -> "MetricsRecorder":
         if not self.processes.is_first:
             return MetricsRecorder(None, stage.step_name, 0)
-        return MetricsRecorder(self.folder, stage.step_name, stage.done)
+        tracker = open_tracker(self.recipe, self.folder)
+        return MetricsRecorder(self.folder, stage.step_name, stage.done, tracker)
 
     # ---- validation
 
