@@ -73,5 +73,5 @@ class DecisionModule(nn.Module):
             novelty = self.decision.novelty
             none = [novelty.probability(novelty.score(self.known, features), self.decision.prevalence)]
             correct = correct * (1 - none[0])
-        unsure = torch.logical_not(1 - correct <= self.decision.max_error)  # so is what is no number
+        unsure = torch.logical_not(1 - correct <= self.decision.max_error)  # so is NaN
         return probabilities, *none, unsure
