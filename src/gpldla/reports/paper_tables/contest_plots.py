@@ -14,8 +14,8 @@ COLUMNS, PANEL, DPI = 3, (4.3, 3.3), 100
 
 
 def accuracy_against_time(rounds: Sequence[Contest]) -> bytes:
-    """Return a PNG: accuracy against minutes of training, on a logarithmic scale."""
-    return _panels(rounds, minutes, "minutes of training", logarithmic=True)
+    """Return a PNG: accuracy against minutes of training."""
+    return _panels(rounds, minutes, "minutes of training")
 
 
 def accuracy_against_ece(rounds: Sequence[Contest]) -> bytes:
@@ -23,24 +23,19 @@ def accuracy_against_ece(rounds: Sequence[Contest]) -> bytes:
     return _panels(rounds, lambda cell: float(cell.numbers[AS_PREDICTED]), "ECE as predicted, %")
 
 
-def _panels(
-    rounds: Sequence[Contest], x_of: Callable[[Cell], float], below: str, *, logarithmic: bool = False
-) -> bytes:
+def _panels(rounds: Sequence[Contest], x_of: Callable[[Cell], float], below: str) -> bytes:
     from matplotlib.figure import Figure  # no pyplot: it keeps global state and may want a display
 
     lines = math.ceil(len(rounds) / COLUMNS)
     figure = Figure(figsize=(COLUMNS * PANEL[0], lines * PANEL[1]), layout="constrained")
     axes = list(figure.subplots(lines, COLUMNS, squeeze=False).flat)
     for ax, contest in zip(axes, rounds):
-        if logarithmic:
-            ax.set_xscale("log")
         points = {cell.method: x_of(cell) for cell in (*contest.others, contest.ours)}
         middle = (min(points.values()) + max(points.values())) / 2
         for cell in (*contest.others, contest.ours):
             _draw(ax, cell, points[cell.method], to_the_left=points[cell.method] > middle)
         ax.margins(x=0.3, y=0.15)
-        if not logarithmic:
-            ax.set_xlim(left=0)
+        ax.set_xlim(left=0)
         ax.set_title(contest.title, fontsize=10, color=INK)
         ax.set_xlabel(below, fontsize=9, color=INK)
         ax.set_ylabel("accuracy, %", fontsize=9, color=INK)

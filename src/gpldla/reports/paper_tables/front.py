@@ -23,9 +23,9 @@ ABOUT_TABLE = """\
 GPLDLA and the best of the other methods that were trained and measured in full on the same images, network
 and evaluation: **bold** where one is more accurate by more than the ± of both, and the lower of each pair.
 T is the temperature from validation classes; minutes are those of one training on a GPU that several
-trainings shared. The recipes were tuned on validation classes for GPLDLA most of all, and the notes below
-the tables say how the others were trained. Settings in which no other method was measured in full are not
-listed."""
+trainings shared, without those of a network that it begins with (all but SimpleShot with resnet18-84). The
+recipes were tuned on validation classes for GPLDLA most of all, and the notes below the tables say how the
+others were trained. Settings in which no other method was measured in full are not listed."""
 
 WHY_MISCALIBRATED = """\
 Episodes with more shots than the task has make more answers right, but β is then too large for one example
