@@ -350,21 +350,15 @@ class FewShotClassifier(Shared):
         return load_classifier(Path(file), backbone=backbone)
 
     def save_pretrained(
-        self,
-        folder: str | Path,
-        *,
-        name: str = "USER/NAME",
-        support: bool = True,
-        names: bool = False,
-        license: str | None = None,
+        self, folder: str | Path, *, name: str = "USER/NAME", license: str | None = None, **kept: Any
     ) -> None:
         """Write a folder with the classifier and a model card; `push_to_hub` uploads it.
 
-        support, names: as in `save`, but names, which may be private, only if asked for
+        kept: `support` and `names` of `save`; names, which may be private, are left out unless asked for
         """
         from gpldla.classifier.card import classifier_card
 
-        self.save(Path(folder) / CLASSIFIER, support=support, names=names)
+        self.save(Path(folder) / CLASSIFIER, **{"names": False, **kept})
         write_atomically(Path(folder) / CARD, classifier_card(self, name, license).encode())
 
     @classmethod
