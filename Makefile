@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-long test-kernels lint format site browser-runtime clean
+.PHONY: help demo test test-long test-kernels lint format site browser-runtime dist lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,20 @@ format: .venv/dev-ready ## let ruff rewrite the code
 site: .venv/site-ready ## build the documentation site in site/, with warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
+dist: .venv/release-ready ## build sdist and wheel in dist/, and try the wheel in an environment of its own
+	rm -rf dist .venv/alone
+	$(BIN)/hatchling build -d dist
+	$(PYTHON) -m venv .venv/alone
+	.venv/alone/bin/pip install --quiet -c constraints.txt dist/*.whl
+	cd .venv/alone && bin/gpldla demo --fast -o demo && bin/gpldla tables > /dev/null
+
+lock: .venv/release-ready ## write dist/lock.txt: every package of the extras for users, with version and hashes
+	mkdir -p dist
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header -c constraints.txt $(LOCKED:%=--extra %) \
+		pyproject.toml -o dist/lock.txt
+
+LOCKED := vision text hf heic tables fast export conformal serve postgres
+
 # constraints.txt pins the versions that the tests have seen; pyproject.toml says what is allowed.
 .venv/demo-ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -41,6 +55,10 @@ site: .venv/site-ready ## build the documentation site in site/, with warnings a
 
 .venv/dev-ready: .venv/demo-ready
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+.venv/release-ready: .venv/demo-ready
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[release]'
 	touch $@
 
 .venv/site-ready: .venv/dev-ready
@@ -69,4 +87,4 @@ $(RUNTIME)/VERSION: Makefile
 	echo $(ORT) > $@
 
 clean: ## remove the set-up and what the demo wrote
-	rm -rf .venv demo site
+	rm -rf .venv demo site dist

@@ -40,6 +40,20 @@ def test_its_table_is_the_measured_one():
     for line in table(results):
         assert line in README
     assert f"{results['peak_memory_mib']} MiB" in README
+    words = {3: "three", 4: "four", 5: "five"}
+    assert f"about {words[round(sorted(results['seconds'])[1] / 60)]} minutes" in README
+
+
+@pytest.mark.parametrize("network", ["conv4", "resnet10"])
+def test_it_says_which_numbers_are_second_measurements(network):
+    name = {"conv4": "Conv-4", "resnet10": "ResNet-10"}[network]
+    for shots in (1, 5):
+        cell = json.loads((ROOT / "results" / "cells" / f"cub-{network}-{shots}shot.json").read_text("utf-8"))
+        (note,) = [note for note in cell["notes"] if note.startswith("The second measurement")]
+        one, five = re.search(r"had ([\d.]+) \(5-shot: ([\d.]+)\)", note).groups()
+        assert f"{one} and {five} % ({name})" in " ".join(README.split())
+        experiments = (ROOT / "docs" / "experiments.md").read_text("utf-8")
+        assert f"[{one} and {five} % before]" in experiments
 
 
 @pytest.mark.parametrize("line", re.findall(r"^\| (?:CUB|Omniglot).*\|$", README, re.M))

@@ -1,6 +1,11 @@
 """The tutorials run as they stand, and what they say of their outcome is so."""
 
 import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +15,19 @@ from benchmarks.method_figures import FIGURES
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def outcome(name):
-    """Run the code of a tutorial, and return its names."""
+def outcome(name, **replaced):
+    """Run the code and the commands of a tutorial, and return its names."""
     scope: dict = {}
     page = (DOCS / "tutorials" / f"{name}.md").read_text("utf-8")
-    for block in re.findall(r"```python\n(.*?)```", page, re.S):
-        exec(compile(block, name, "exec"), scope)
+    for old, new in replaced.items():
+        assert old in page
+        page = page.replace(old, new)
+    for language, block in re.findall(r"```(python|bash)\n(.*?)```", page, re.S):
+        if language == "python":
+            exec(compile(block, name, "exec"), scope)
+        for command in block.splitlines() if language == "bash" else []:
+            program, *arguments = shlex.split(command)
+            subprocess.run([sys.executable, "-m", program, *arguments], check=True, timeout=600)
     return scope
 
 
@@ -43,6 +55,31 @@ def test_abstaining_and_new_classes():
     assert given[known].mean() > 3 * given[~known].mean()
     assert right[given].mean() > 0.9
     assert clf.score(X[y == 7], y[y == 7]) > 0.8
+
+
+def test_your_own_prior():
+    found = outcome("prior")
+    assert found["taught"] > found["plain"] - 0.01
+    assert found["taught_nll"] < found["plain_nll"]
+
+
+def test_teaching_over_http(tmp_path, monkeypatch):
+    pytest.importorskip("fastapi")
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    found = outcome("serving", **{"8123": port})
+    assert found["server"].returncode in (0, -signal.SIGTERM)
+    assert (
+        found["classifier"].predict([found["digits"].images[row, 0] for row in found["ones"][6:9]]).tolist()
+        == ["one"] * 3
+    )
+
+
+@pytest.mark.long
+def test_training_on_many_gpus(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(outcome("many-gpus")["one"]) > 10
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -37,6 +37,14 @@ def test_classes_are_letters_of_the_named_script(glyph_set: ImageSet) -> None:
         assert unicodedata.name(letter).startswith(script.upper())
 
 
+def test_scripts_of_the_demo_are_drawn_in_dejavu_alone(glyph_set: ImageSet) -> None:
+    # The README and the report of the demo say so.
+    names = list(glyphs.FAMILIES)
+    of_script = [name.startswith(("Armenian", "Georgian", "Lao")) for name in glyph_set.class_names]
+    drawn = glyph_set.groups[np.array(of_script)[glyph_set.labels]]
+    assert {names[family] for family in drawn} == {"DejaVu Sans", "DejaVu Sans Mono", "DejaVu Serif"}
+
+
 def test_parts_split_the_classes_by_script(glyph_set: ImageSet) -> None:
     scripts = list(itertools.chain(*glyphs.SCRIPTS_OF_PART.values()))
     assert len(scripts) == len(set(scripts))
