@@ -59,7 +59,7 @@ class Visit:
 
     def __init__(self, page, address):
         self.page, self.errors = page, []
-        page.set_default_timeout(8000)
+        page.set_default_timeout(40_000)  # a busy machine may take that long
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", self._noted)
         page.goto(address)

@@ -121,7 +121,7 @@ def test_a_downloaded_graph_gives_the_same_probabilities(client, taught):
     from gpldla.data.pictures import picture_tensor
 
     pixels = picture_tensor(picture("black", 8), model.preprocessing).permute(1, 2, 0)[None].numpy()
-    (proba,) = session.run(None, {"images": pixels})
+    (proba,) = session.run(["probabilities"], {"images": pixels})
     got = client.post(f"/v1/tasks/{taught}/predict", files=files(picture("black", 8))).json()["predictions"]
     shown = {one["label"]: one["probability"] for one in got[0]["probabilities"]}
     assert shown == pytest.approx(dict(zip(["black", "white"], proba[0].tolist())), abs=1e-3)

@@ -1,9 +1,9 @@
 """The data set `glyphs`: letters of six scripts, drawn from the fonts that come with matplotlib.
 
 It needs no download, and it is a real few-shot problem: the letters of the novel scripts are never seen in
-training, and `groups` are the font families, so that support and query can come from different ones. matplotlib has
-Armenian, Georgian and Lao in DejaVu alone, so for validation and novel classes the families are DejaVu Sans, Sans
-Mono and Serif.
+training, and `groups` are the font families, so that support and query can come from different ones.
+matplotlib has Armenian, Georgian and Lao in DejaVu alone, so for validation and novel classes the families
+are DejaVu Sans, Sans Mono and Serif.
 """
 
 import unicodedata
