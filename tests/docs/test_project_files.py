@@ -44,3 +44,44 @@ def test_commit_and_size_rules_are_on_the_page_for_contributors():
     page = text("CONTRIBUTING.md")
     for rule in ("72 characters", "80 lines", "420 lines", "docs/architecture.md", "`results/`"):
         assert rule in page
+
+
+def test_a_release_is_checked_built_and_signed_without_a_stored_key():
+    workflow = text(".github/workflows/release.yml")
+    assert re.findall(r"- run: (make [\w-]+)", workflow) == [
+        "make test",
+        "make browser-runtime",
+        "make dist",
+        "make lock",
+    ]
+    assert "secrets." not in workflow
+    assert workflow.index("permissions:\n  contents: read") < workflow.index("jobs:")
+    for target in ("browser-runtime", "dist", "lock"):
+        assert re.search(rf"^{target}: .*##", text("Makefile"), re.M)
+    assert re.search(
+        rf"^## {re.escape(gpldla.__version__)} \(\d{{4}}-\d\d-\d\d\)$", text("CHANGELOG.md"), re.M
+    )
+
+
+def test_the_lock_has_every_extra_for_users():
+    locked = set(re.search(r"^LOCKED := (.*)", text("Makefile"), re.M)[1].split())
+    extras = set(PROJECT["optional-dependencies"])
+    assert extras - locked == {"dev", "docs", "release", "scale", "trackers"}
+
+
+def test_the_page_on_compatibility_has_the_lower_bounds():
+    page = text("docs/compatibility.md")
+    extras = PROJECT["optional-dependencies"].values()
+    needs = [*PROJECT["dependencies"], *(need for extra in extras for need in extra)]
+    bounds = dict(
+        re.match(r"([\w.-]+)(?:\[[\w,]+\])?>=([\d.]+)", need).groups()
+        for need in needs
+        if re.match(r"[\w.-]+(\[[\w,]+\])?>=", need)
+    )
+    rows = re.findall(
+        r"^\| ([\w, -]+) \| ([\d., ]+) \|", page.split("## Lower bounds")[1].split("\n## ")[0], re.M
+    )
+    assert len(rows) == 8
+    for names, versions in rows:
+        for name, version in zip(names.split(", "), versions.split(", ")):
+            assert bounds[name.lower()] == version
