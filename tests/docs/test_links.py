@@ -137,6 +137,8 @@ def test_modules_that_the_changelog_leads_to_exist():
 def test_the_addresses_of_the_project_are_those_of_the_repository():
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
     assert {*urls} == {"Homepage", "Documentation", "Repository", "Issues", "Changelog"}
+    site = re.search(r"^site_url: (.+)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    assert urls.pop("Documentation") == site[1]
     for url in urls.values():
         assert url == REPOSITORY or url.startswith(f"{REPOSITORY}/")
         path = local("README.md", url)
