@@ -11,6 +11,7 @@ from PIL import Image
 import gpldla.data
 from gpldla import __version__
 from gpldla.classifier.model import FewShotModel
+from gpldla.classifier.model_files import read_model_files, write_model_files
 from gpldla.cli.data import FAULTS_SHOWN
 from gpldla.data import Protocol
 from gpldla.data.sets import SETS
@@ -497,7 +498,7 @@ class TestTrain:
             ("head.priors=some", "priors must be 'uniform' or one positive number per class, not 'some'."),
             ('head.priors=["a", 1]', "priors must be 'uniform' or one positive number per class"),
             ("precision=half", "precision = 'half' must be one of 32-true, bf16-mixed, 64-true."),
-            ("seed=99999999999999999999", "seed = 99999999999999999999 must be a number of 64 bits."),
+            ("seed=99999999999999999999", "seed must be a number of at most 64 bits."),
         ],
     )
     def test_a_wrong_setting_is_refused_before_anything_is_written(
@@ -666,7 +667,7 @@ def test_ctrl_c_ends_with_code_130_and_without_a_traceback(run, monkeypatch, tmp
 @pytest.mark.parametrize("recipe", ["x", {"dataset": 5}, {"shots": "a"}])
 def test_a_model_with_a_recipe_that_is_none(refused, trained, tmp_path, recipe):
     shutil.copytree(trained, tmp_path / "model")
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    weights, config = read_model_files(tmp_path / "model")
     config["info"]["recipe"] = recipe
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    write_model_files(tmp_path / "model", weights, config)
     assert "The recipe in the config.json of" in refused("eval", tmp_path / "model", *TINY_EVALUATION)

@@ -280,7 +280,7 @@ def _converted(name: str, value: Any, kind: type) -> Any:
     """Accept a value of the wanted type, a whole number for a float, and nothing else."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if is_whole and not -(2**63) <= value < 2**63:  # which neither torch nor floats take
-        raise UserError(f"Recipe setting {name} has a number of more than 64 bits; write a smaller one.")
+        raise UserError(f"Recipe setting {name} must be a number of at most 64 bits.")
     if kind is float and is_whole:
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
