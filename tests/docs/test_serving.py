@@ -99,7 +99,7 @@ def test_its_load_is_the_measured_one():
     assert results["share_of_embedder"] >= 0.8
     assert results["memory_mb"]["end"] <= 1.05 * results["memory_mb"]["warm"]
     cpu = results["cpu_ms_per_request"]
-    assert 1.2 < (cpu["server"] + cpu["load_generator"]) / cpu["embedder_alone"] < 1.4  # "a third more"
+    assert 1.1 < (cpu["server"] + cpu["load_generator"]) / cpu["embedder_alone"] < 1.25  # "a sixth more"
 
 
 def test_the_container_is_what_the_page_says():

@@ -1,12 +1,13 @@
 """Batches: bounds, order, errors of single items, and the end."""
 
+import asyncio
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from gpldla.server.batching import LARGEST_BATCH, Batcher
+from gpldla.server.batching import LARGEST_BATCH, Batcher, Together
 from gpldla.server.problems import Problem
 from gpldla.utils.errors import UserError
 
@@ -128,3 +129,52 @@ def test_closing_finishes_what_waits(network):
     with pytest.raises(Problem) as refused:
         batcher.submit([1])
     assert refused.value.status_code == 503
+
+
+class TestTogether:
+    """Requests that ask while another is answered are answered together."""
+
+    @staticmethod
+    def asked(function, numbers, run=asyncio.to_thread):
+        """Ask for the answers of [number] and [number + 1] of each request at once; errors as texts."""
+        together = Together(function)
+
+        async def ask(number):
+            rows = np.array([[number], [number + 1]])
+            try:
+                return await together.answer(run, rows, ["a", "b"], "".join)
+            except (UserError, Problem) as error:
+                return str(error)
+
+        async def all_of_them():
+            return await asyncio.wait_for(asyncio.gather(*map(ask, numbers)), 30)
+
+        return asyncio.run(all_of_them())
+
+    def test_each_gets_its_own_answers(self):
+        sizes = []
+
+        def function(rows, names):
+            sizes.append(len(rows))
+            time.sleep(0.01)
+            return [f"{name}{row}" for name, (row,) in zip(names, rows.tolist())]
+
+        numbers = range(0, 60, 3)
+        assert self.asked(function, numbers) == [f"a{n}b{n + 1}" for n in numbers]
+        assert sum(sizes) == 40
+        assert len(sizes) <= 2
+
+    def test_an_error_is_that_of_its_request_alone(self):
+        def function(rows, names):
+            if rows.max() > 90:
+                raise UserError("a bad one")
+            return [str(row) for (row,) in rows.tolist()]
+
+        assert self.asked(function, [1, 99, 3]) == ["12", "a bad one", "34"]
+
+    def test_where_no_thread_is_free_all_are_told(self):
+        async def busy(*_):
+            raise Problem(429, "Too many requests wait.")
+
+        told = self.asked(lambda rows, names: names, [1, 2], busy)
+        assert all("Too many requests wait." in one for one in told)

@@ -10,6 +10,7 @@ from torch import Tensor
 from gpldla.classifier.abstention import MAX_ERROR, PREVALENCE
 from gpldla.classifier.answer import Answer, answer
 from gpldla.classifier.few_shot import FewShotClassifier
+from gpldla.server.batching import Together
 from gpldla.server.problems import Problem
 from gpldla.utils.errors import UserError
 
@@ -40,6 +41,7 @@ class Explainer:
         examples = classifier.task.examples
         self._labels = [] if examples is None else [str(label) for label in classifier.labels.tolist()]
         self._known = None if examples is None else self._directions(examples.rows)  # [n, d]
+        self.together = Together(self.explain)  # for requests
 
     def explain(self, rows: np.ndarray, names: Sequence[str]) -> list[Explained]:
         """Return the answers for items with these features [n, ...]."""

@@ -1,9 +1,10 @@
 """Dynamic batches: what several requests wait for goes through the network together."""
 
+import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -121,3 +122,79 @@ class Batcher:
         else:
             for one, row in zip(batch, rows, strict=True):
                 one.answer.set_result(row)
+
+
+@dataclass
+class _Call:
+    """The rows and names of one request, what is made of its answers, and the promise of that."""
+
+    rows: np.ndarray
+    names: list[str]
+    finish: Callable[[list[Any]], Any]
+    result: "asyncio.Future[Any]"
+    outcome: Any = None
+    error: Exception | None = None
+
+
+class Together:
+    """A function of rows and names that answers all requests which wait for it in one call, in a thread.
+
+    function: from n rows and their names to n answers, each of which depends on its own row alone. Most of
+    the time of a call goes into many small steps, which cost the same for one row and for fifty.
+    """
+
+    def __init__(self, function: Callable[[np.ndarray, Sequence[str]], list[Any]]) -> None:
+        self._function = function
+        self._waiting: list[_Call] = []
+        self._running: asyncio.Task[None] | None = None
+
+    async def answer(
+        self,
+        run: Callable[..., Awaitable[Any]],
+        rows: np.ndarray,
+        names: Sequence[str],
+        finish: Callable[[list[Any]], Any],
+    ) -> Any:
+        """Return what `finish` makes of the answers; an error concerns only the request that it belongs to.
+
+        run: calls a function in a thread, where the answers are computed and finished
+        """
+        call = _Call(rows, list(names), finish, asyncio.get_running_loop().create_future())
+        self._waiting.append(call)
+        if self._running is None:
+            self._running = asyncio.create_task(self._answer_all(run))
+        return await call.result
+
+    async def _answer_all(self, run: Callable[..., Awaitable[Any]]) -> None:
+        try:
+            while self._waiting:
+                calls, self._waiting = self._waiting, []
+                try:
+                    await run(self._answer, calls)
+                except Exception as error:  # such as that too many calls wait already
+                    for call in calls:
+                        call.error = error
+                for call in calls:
+                    if call.result.done():  # its client has gone
+                        continue
+                    if call.error is not None:
+                        call.result.set_exception(call.error)
+                    else:
+                        call.result.set_result(call.outcome)
+        finally:
+            self._running = None
+
+    def _answer(self, calls: list[_Call]) -> None:
+        parts = [calls]
+        while parts:
+            part = parts.pop()
+            rows = np.concatenate([call.rows for call in part])
+            try:
+                answers = iter(self._function(rows, [name for call in part for name in call.names]))
+                for call in part:
+                    call.outcome = call.finish([next(answers) for _ in call.names])
+            except Exception as error:
+                if len(part) == 1:
+                    part[0].error = error
+                else:  # one after the other, to find out which is at fault
+                    parts += [[call] for call in part]

@@ -1,6 +1,7 @@
 """Answers for new items: of a task, or of the file that is served read-only."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -30,8 +31,8 @@ async def predict(task_id: TaskId, request: Request, service: Services) -> Respo
     def neighbours(one: Explained) -> list[Neighbour]:
         return neighbours_in(task_id, taught.examples, one)
 
-    revision = taught.task.revision
-    return await service.run(_answer, taught.explainer, features, given, neighbours, revision)
+    finish = partial(_response, neighbours, taught.task.revision)
+    return await _answered(service, taught.explainer, features, given, finish)
 
 
 @file_router.post("/predict", openapi_extra=items_body(labelled=False), response_model=Predictions)
@@ -48,7 +49,7 @@ async def predict_with_file(request: Request, service: Services) -> Response:
     def neighbours(one: Explained) -> list[Neighbour]:
         return neighbours_of_file(classifier, one)
 
-    return await service.run(_answer, explainer, features, given, neighbours, None)
+    return await _answered(service, explainer, features, given, partial(_response, neighbours, None))
 
 
 def _classifier_for(service: Service, task_id: str, given: Items) -> Taught:
@@ -58,14 +59,21 @@ def _classifier_for(service: Service, task_id: str, given: Items) -> Taught:
     return taught
 
 
-def _answer(
+async def _answered(
+    service: Service,
     explainer: Explainer,
     features: np.ndarray,
     given: Items,
-    neighbours: Callable[[Explained], list[Neighbour]],
-    revision: int | None,
+    finish: Callable[[list[Explained]], Response],
 ) -> Response:
-    answers = explainer.explain(features, given.names)
+    """Return the response, computed together with those of other requests for the same classifier."""
+    response: Response = await explainer.together.answer(service.run, features, given.names, finish)
+    return response
+
+
+def _response(
+    neighbours: Callable[[Explained], list[Neighbour]], revision: int | None, answers: list[Explained]
+) -> Response:
     shown = [shown_prediction(one, neighbours(one)) for one in answers]
     # Written here, in a thread: FastAPI would check it once more, while everybody else waits.
     body = Predictions(predictions=shown, revision=revision).model_dump_json()
