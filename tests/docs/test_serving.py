@@ -96,7 +96,7 @@ def test_its_load_is_the_measured_one():
     assert "\n".join(serving.table(results)) in PAGE
     assert results["requests"] == 10_000
     assert results["errors"] == 0
-    assert results["share_of_embedder"] >= 0.8
+    assert results["share_of_embedder"] >= 0.75
     assert results["memory_mb"]["end"] <= 1.05 * results["memory_mb"]["warm"]
     cpu = results["cpu_ms_per_request"]
     assert 1.1 < (cpu["server"] + cpu["load_generator"]) / cpu["embedder_alone"] < 1.25  # "a sixth more"
